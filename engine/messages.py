@@ -1,0 +1,223 @@
+"""The engine socket: what a server tells its engine processes and what comes back (DESIGN §2).
+
+The server decides, the engine obeys: it never allocates and never decides. Messages are msgspec structs, msgpack on the
+wire, length-prefixed (engine/channel.py). Ids are small integers drawn by the server, unique within one engine's life.
+Commands on one socket take effect in order, except Read / AddPeer / DropPeer, which the wire thread runs beside the steps.
+"""
+
+import msgspec
+
+
+class SampleSpec(msgspec.Struct, frozen=True, array_like=True):
+    """How to draw one token from a row's last logits. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+
+    index: int  # sample index within the request (0..n-1); part of the noise counter
+    seed: int  # unsigned 64 bit
+    temperature: float
+    top_p: float
+    top_k: int
+    logprobs: int  # -1: none; k >= 0: the drawn token's logprob and the k most likely ones
+
+
+class Fill(msgspec.Struct, frozen=True, array_like=True):
+    """A block whose last position this row writes; its digest comes back under the same generation."""
+
+    block: int
+    generation: int
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """One sequence's share of a step: run `tokens` at positions `start`, `start + 1`, ...
+
+    `tokens` None means one token: the one this engine last sampled for the sequence (with its first sample).
+    `table_from` / `new_blocks`: the sequence's block table from that entry on (a delta; 0 replaces it whole).
+    `write` False re-runs the position read-only: KV is already there and must not be written.
+    `samples`: tokens to draw from the last position's logits; empty while a prompt is still being read.
+    """
+
+    sequence: int
+    start: int
+    tokens: list[int] | None
+    table_from: int
+    new_blocks: list[int]
+    write: bool
+    fills: list[Fill]
+    samples: list[SampleSpec]
+
+
+class TracerModel(msgspec.Struct, frozen=True, tag="tracer"):
+    """The weightless model (engine/model/tracer.py). `step_s` makes each step take at least that long."""
+
+    vocab_size: int = 1024
+    layers: int = 2
+    kv_heads: int = 2
+    max_context: int = 131_072
+    step_s: float = 0.0
+    token_s: float = 0.0  # added per token of the step
+
+
+class FolderModel(msgspec.Struct, frozen=True, tag="folder"):
+    """A Hugging Face folder. `dtype` is that of weights, activations and KV."""
+
+    path: str
+    dtype: str
+    max_context: int | None = None
+
+
+ModelSpec = TracerModel | FolderModel
+
+
+class Init(msgspec.Struct, frozen=True, tag="init"):
+    """First message, once. The engine loads the model, touches its memory and answers Ready, or Fatal."""
+
+    agent: str  # name of the transfer agent: worker + epoch
+    model: ModelSpec
+    block_size: int
+    num_blocks: int
+    slots: int
+    slot_bytes: int
+    threads: int
+    poison: bool  # fill every free block with NaN bytes: at start, and each block named in Poison
+    transport: str  # "nixl" or "inprocess"
+    transport_options: dict[str, str]
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """One numbered plan. `drop`: sequences whose state the engine may forget first."""
+
+    plan: int
+    rows: list[Row]
+    drop: list[int]
+
+
+class Read(msgspec.Struct, frozen=True, tag="read"):
+    """Read remote ranges (address, bytes) of `peer`, back to back, into staging slot `slot`."""
+
+    id: int
+    peer: str
+    ranges: list[tuple[int, int]]
+    slot: int
+
+
+class Copy(msgspec.Struct, frozen=True, tag="copy"):
+    """Copy whole blocks from the start of staging slot `slot` into pool blocks, and digest the copies."""
+
+    id: int
+    slot: int
+    blocks: list[int]
+
+
+class Digest(msgspec.Struct, frozen=True, tag="digest"):
+    """Digest blocks as they are in memory now (proof at use)."""
+
+    id: int
+    blocks: list[int]
+
+
+class Poison(msgspec.Struct, frozen=True, tag="poison"):
+    """Fill these freed blocks with NaN (only sent when Init.poison)."""
+
+    blocks: list[int]
+
+
+class AddPeer(msgspec.Struct, frozen=True, tag="add_peer"):
+    """Make a remote agent known: its name and its agent metadata bytes. Answered by PeerAdded or PeerFailed."""
+
+    peer: str
+    metadata: bytes
+
+
+class DropPeer(msgspec.Struct, frozen=True, tag="drop_peer"):
+    peer: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Leave in order."""
+
+
+Command = Init | Step | Read | Copy | Digest | Poison | AddPeer | DropPeer | Shutdown
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine is loaded, its memory touched and registered."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    kv_dtype: str
+    vocab_size: int
+    max_context: int
+    eos_ids: list[int]
+    fingerprint: bytes
+    pool_address: int
+    metadata: bytes
+    transport: str
+    load_s: float
+
+
+class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
+    """The engine cannot go on; it exits after this."""
+
+    reason: str
+
+
+class Sampled(msgspec.Struct, frozen=True, array_like=True):
+    """One drawn token. `top` holds (token id, logprob) of the most likely tokens when asked for."""
+
+    token: int
+    logprob: float | None
+    top: list[tuple[int, float]]
+
+
+class FilledBlock(msgspec.Struct, frozen=True, array_like=True):
+    block: int
+    sequence: int
+    generation: int
+    digest: bytes
+
+
+class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
+    """`samples[i]` belongs to row i of the plan, one entry per SampleSpec. `errors`: rows that failed, by index."""
+
+    plan: int
+    samples: list[list[Sampled]]
+    filled: list[FilledBlock]
+    errors: dict[int, str]
+    seconds: float
+
+
+class ReadDone(msgspec.Struct, frozen=True, tag="read_done"):
+    id: int
+    seconds: float
+
+
+class ReadFailed(msgspec.Struct, frozen=True, tag="read_failed"):
+    """The read has ended and will not touch its slot again."""
+
+    id: int
+    reason: str
+
+
+class CopyDone(msgspec.Struct, frozen=True, tag="copy_done"):
+    id: int
+    digests: list[bytes]
+    seconds: float
+
+
+class DigestDone(msgspec.Struct, frozen=True, tag="digest_done"):
+    id: int
+    digests: list[bytes]
+
+
+class PeerAdded(msgspec.Struct, frozen=True, tag="peer_added"):
+    peer: str
+
+
+class PeerFailed(msgspec.Struct, frozen=True, tag="peer_failed"):
+    peer: str
+    reason: str
+
+
+Report = (
+    Ready | Fatal | StepDone | ReadDone | ReadFailed | CopyDone | DigestDone | PeerAdded | PeerFailed
+)
