@@ -76,11 +76,17 @@ class Metadata:
 
     def texts(self, key: str) -> list[str]:
         """A list of strings; raises `ModelError` when it is missing or holds anything else."""
-        return [item if isinstance(item, str) else _raise(key, "strings", item) for item in self._items(key)]
+        items = [item for item in self._items(key) if isinstance(item, str)]
+        if len(items) != len(self._items(key)):
+            raise _wrong(key, "strings only", self._items(key))
+        return items
 
     def integers(self, key: str) -> list[int]:
         """A list of integers; raises `ModelError` when it is missing or holds anything else."""
-        return [item if isinstance(item, int) else _raise(key, "integers", item) for item in self._items(key)]
+        items = [item for item in self._items(key) if isinstance(item, int)]
+        if len(items) != len(self._items(key)):
+            raise _wrong(key, "integers only", self._items(key))
+        return items
 
     def _items(self, key: str) -> list[Scalar]:
         value = self._value(key)
@@ -97,7 +103,3 @@ class Metadata:
 def _wrong(key: str, expected: str, value: Value) -> ModelError:
     shown = repr(value)[:80]
     return ModelError(f"{key} in the GGUF file is {shown} where {expected} is expected; the file is damaged")
-
-
-def _raise[T](key: str, expected: str, value: Value) -> T:
-    raise _wrong(key, expected, value)
