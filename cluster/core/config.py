@@ -1,0 +1,159 @@
+"""The typed settings of a cluster (DESIGN §8). Frozen: one object is shared by every part and changed by none (FAULTS O10).
+
+Reading files, applying `--set` and naming the bad key live in cluster/config.py; this file only says what exists and
+what is possible. Unknown keys are errors.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(ge=1)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TracerSettings(Settings):
+    """Shape and pace of the weightless tracer model (used when `model: tracer`)."""
+
+    vocab_size: Annotated[int, Field(ge=260)] = 1024
+    layers: Positive = 2
+    kv_heads: Positive = 2
+    max_context: Positive = 131_072
+    step_s: Annotated[float, Field(ge=0)] = 0.0
+    token_s: Annotated[float, Field(ge=0)] = 0.0
+
+
+class EngineSettings(Settings):
+    """What every engine process runs with."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    block_size: Annotated[int, Field(ge=1, le=256)] = 16
+    pool_tokens: Positive = Field(8192, description="KV positions a worker's pool holds, rounded down to blocks")
+    chunk_tokens: Positive = Field(256, description="positions computed per step at most, decode rows included")
+    max_batch: Positive = Field(32, description="sequences decoded together at most")
+    max_context: Positive | None = Field(None, description="longest sequence; the model's own limit when unset")
+    threads: Positive = Field(1, description="compute threads of one engine process")
+    verify: Literal["full", "transfer"] = Field("full", description="full: prefix hits are digested again when matched")
+    poison: bool = Field(False, description="fill free blocks with NaN (tests)")
+    tracer: TracerSettings = TracerSettings()
+
+
+class PoolSettings(Settings):
+    """One pool of workers. The controller's desired count starts here."""
+
+    replicas: Annotated[int, Field(ge=0, le=1024)] = 1
+    pool_tokens: Positive | None = Field(None, description="overrides engine.pool_tokens for this pool")
+    chunk_tokens: Positive | None = Field(None, description="overrides engine.chunk_tokens for this pool")
+    threads: Positive | None = Field(None, description="overrides engine.threads for this pool")
+
+
+class Pools(Settings):
+    prefill: PoolSettings = PoolSettings()
+    decode: PoolSettings = PoolSettings()
+
+
+class RouterSettings(Settings):
+    """The front door."""
+
+    replicas: Annotated[int, Field(ge=0, le=64)] = 1
+    host: str = "127.0.0.1"
+    http_port: Port = 8000
+    grpc_port: Port = 8001
+    queue_limit: Positive = Field(512, description="requests waiting for a place at most; more get 429")
+    deadline_s: PositiveSeconds = Field(600.0, description="default deadline of a request")
+    local_max_tokens: Annotated[int, Field(ge=0)] = Field(
+        64, description="with at most this many positions to compute, a decode worker prefills by itself"
+    )
+    max_body_bytes: Positive = 4 * 1024 * 1024
+    max_n: Positive = 16
+    max_logprobs: Annotated[int, Field(ge=0)] = 20
+    max_stop_strings: Positive = 16
+    max_attempts: Positive = 4
+
+
+class HandoffSettings(Settings):
+    """Staging and patience of the KV path."""
+
+    slots: Positive = 16
+    slot_bytes: Positive = 4 * 1024 * 1024
+    admission_window_tokens: Positive = Field(4096, description="K: tokens a prefill worker queues beyond what runs")
+    wait_line: Annotated[int, Field(ge=0)] = Field(8, description="submits a full decode worker lets wait")
+    offer_timeout_s: PositiveSeconds = Field(2.0, description="no offer within max(this, 3 x eta): next prefill worker")
+    read_timeout_s: PositiveSeconds = Field(5.0, description="a read that takes longer is given up, its slot set aside")
+    pin_s: PositiveSeconds = Field(5.0, description="offered blocks stay unevictable this long without being taken")
+
+
+class TransportSettings(Settings):
+    """How KV moves between workers."""
+
+    kind: Literal["nixl", "inprocess"] = "nixl"
+    require: Literal["any", "rdma", "cuda_ipc", "shm", "tcp"] = "any"
+    devices: tuple[str, ...] = ()
+    port_range: tuple[Port, Port] | None = None
+
+
+class TimingSettings(Settings):
+    heartbeat_s: PositiveSeconds = 0.5
+    emit_interval_s: PositiveSeconds = 0.005
+    suspect_s: PositiveSeconds = Field(3.0, description="silence after which a worker gets no new work")
+
+
+class StoreSettings(Settings):
+    """Shared state: in-process unless a Redis URL is given."""
+
+    redis_url: str | None = None
+
+
+class RaySettings(Settings):
+    """`address` unset starts a local Ray of our own."""
+
+    address: str | None = None
+    num_cpus: Positive = 4
+
+
+class ClusterConfig(Settings):
+    """One cluster: one base model, two pools, routers."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")] = "headrace"
+    model: str = Field("smollm2-135m", description="a known name, a Hugging Face folder, a hub id, or `tracer`")
+    served_name: str | None = Field(None, description="the model's name in the API; defaults to the model's own")
+    host: str = Field("127.0.0.1", description="interface that workers bind and advertise")
+    secret_file: str | None = Field(None, description="file with the cluster secret (mode 0600)")
+    seeds: tuple[str, ...] = Field((), description="host:port of workers to find without a controller")
+    engine: EngineSettings = EngineSettings()
+    pools: Pools = Pools()
+    router: RouterSettings = RouterSettings()
+    handoff: HandoffSettings = HandoffSettings()
+    transport: TransportSettings = TransportSettings()
+    timing: TimingSettings = TimingSettings()
+    store: StoreSettings = StoreSettings()
+    ray: RaySettings = RaySettings()
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def pool(self, role: Literal["prefill", "decode"]) -> PoolSettings:
+        return self.pools.prefill if role == "prefill" else self.pools.decode
+
+    def pool_tokens(self, role: Literal["prefill", "decode"]) -> int:
+        return self.pool(role).pool_tokens or self.engine.pool_tokens
+
+    def num_blocks(self, role: Literal["prefill", "decode"]) -> int:
+        """Blocks of one worker's pool."""
+        return self.pool_tokens(role) // self.engine.block_size
+
+    def chunk_tokens(self, role: Literal["prefill", "decode"]) -> int:
+        return self.pool(role).chunk_tokens or self.engine.chunk_tokens
+
+    def threads(self, role: Literal["prefill", "decode"]) -> int:
+        return self.pool(role).threads or self.engine.threads
+
+    @property
+    def model_name(self) -> str:
+        """The name clients use."""
+        return self.served_name or self.model.rstrip("/").rsplit("/", 1)[-1]
