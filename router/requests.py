@@ -1,0 +1,113 @@
+"""The border inside the router: what the front door hands to the dispatcher, and what comes back.
+
+The front door (HTTP, gRPC) parses, tokenises and turns token ids into text. The dispatcher admits, places, follows one
+request over all its attempts and yields token ids. Neither knows the other's insides.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+EndReason = Literal["eos", "stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off; `logprobs` None is none."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One valid, bounded, immutable request. `request_id` is ours; `public_id` is only echoed to the client."""
+
+    request_id: str
+    public_id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    n: int = 1
+    sampling: SamplingParams = SamplingParams()
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    deadline_s: float = 600.0
+    salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one drawn token, and the most likely tokens as (id, logprob) when asked for."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """New tokens of sample `index`, in order, each delivered exactly once. `end` is set with the last ones.
+
+    `logprobs` is empty or as long as `ids`. An `end` may come with no ids.
+    """
+
+    index: int
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    end: EndReason | None = None
+
+
+@dataclass(slots=True)
+class Trace:
+    """What happened to one request: filled while it runs, read by the front door when it ends. Milliseconds."""
+
+    prefill_worker: str = ""
+    decode_worker: str = ""
+    attempts: int = 0
+    cached_tokens: int = 0
+    kv_bytes: int = 0
+    transport: str = ""
+    timings_ms: dict[str, float] = field(default_factory=dict)
+
+
+class Running(Protocol):
+    """An admitted request. Leaving the context that gave it cancels whatever still runs."""
+
+    trace: Trace
+
+    def events(self) -> AsyncIterator[TokenEvent]:
+        """Token events until every sample has ended. Raises Unavailable, DeadlineExceeded, RequestFailed, InvalidRequest."""
+
+    def stop(self, index: int) -> None:
+        """The front door found the end of this sample (a stop string): no more tokens of it are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What fits, over both pools. `pool_tokens` bounds blocks(prompt) + n x blocks(max_tokens) on a decode worker."""
+
+    max_context: int
+    pool_tokens: int
+    block_size: int
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+
+
+class Dispatcher(Protocol):
+    """Takes valid requests to workers."""
+
+    def limits(self) -> Limits:
+        """The limits now. Raises Unavailable while no pair of workers is known."""
+
+    def ready(self) -> bool:
+        """Whether a request could be placed now."""
+
+    def run(self, request: Request) -> AbstractAsyncContextManager[Running]:
+        """Admit a request. Entering waits for nothing but a place in the queue; raises Overloaded when it is full."""
+
+    def status(self) -> dict[str, object]:
+        """Workers, queue and gauges, for `headrace status`, /ready and /metrics (JSON-able)."""
