@@ -5,8 +5,7 @@
 3. tokenizer.json, tokenizer_config.json   (gguf_tokenizer)
 4. model.safetensors in bfloat16           (gguf_tensors)
 
-The conversion is a pure function of the file: the same bytes in give the same bytes out, so two hosts that convert on their
-own have the same fingerprint.
+The same bytes in give the same bytes out, so two hosts that convert on their own have the same fingerprint.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from cluster.core.errors import ModelError
 from cluster.models.gguf_config import generation_config, llama_config
 from cluster.models.gguf_metadata import Metadata, open_gguf
 from cluster.models.gguf_tensors import write_tensors
@@ -23,8 +21,6 @@ from cluster.models.progress import silent
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from gguf import GGUFReader
 
     from cluster.models.gguf_config import Config
     from cluster.models.progress import Progress
@@ -36,6 +32,7 @@ def convert(gguf: Path, folder: Path, progress: Progress = silent) -> None:
     Not atomic: the caller gives a private folder and renames it when this returns. Raises `ModelError` when the file is
     damaged or holds a model that cannot be converted exactly.
     """
+    progress("convert", 0, 0)  # parsing a vocabulary takes seconds, and how many tensors follow is not known yet
     reader = open_gguf(gguf)
     metadata = Metadata.of(reader)
     config = llama_config(metadata, {tensor.name for tensor in reader.tensors})

@@ -63,11 +63,14 @@ def hf_name(gguf_name: str) -> str:
 def unpermute(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     """Put the rows of q (or k) back in Hugging Face order; `[H*D, I]` or `[H*D]` in and out.
 
-    llama.cpp rotates neighbours (0,1), (2,3), ...; Hugging Face rotates halves (0, D/2), (1, D/2+1), ... So llama.cpp's
-    converter interleaves the halves of every head (`LlamaModel.permute` in convert_hf_to_gguf.py), and this is the way back.
+    llama.cpp rotates neighbours (0, 1), (2, 3), ...; Hugging Face rotates halves (0, D/2), (1, D/2+1), ... So the
+    converter of llama.cpp interleaves the halves of every head (`LlamaModel.permute` in convert_hf_to_gguf.py), and
+    this is the way back.
     """
     if rows.shape[0] % (2 * heads):
-        raise ModelError(f"{rows.shape[0]} rows do not split into {heads} heads of an even size; the GGUF file is damaged")
+        raise ModelError(
+            f"{rows.shape[0]} rows of q or k do not split into {heads} heads of an even size; the GGUF file is damaged"
+        )
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
@@ -75,9 +78,9 @@ def unpermute(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Round to the nearest bfloat16, ties to even, as the bits of the result; same shape.
 
-    A bfloat16 is the upper half of a float32. Adding 0x7FFF plus the lowest kept bit carries into the upper half exactly
-    when the lower half is above the tie, or on it and the kept bit is odd; infinities stay, and too large finite values become
-    infinite. NaN is set apart because the carry could run through its mantissa and make it an infinity (or -0).
+    A bfloat16 is the upper half of a float32. Adding 0x7FFF plus the lowest kept bit carries into the upper half
+    exactly when the lower half is above the tie, or on it and the kept bit is odd. Infinities stay, and finite values
+    too large for the format become infinite. NaN is set apart: the carry could run through its mantissa into the sign.
     """
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
@@ -99,6 +102,8 @@ def write_tensors(reader: GGUFReader, target: Path, heads: int, kv_heads: int, p
         for name, bits in converted.items()
     }
     serialize_file(specs, target, metadata={"format": "pt"})
+    # safetensors makes the file 0600; a worker under another user must be able to read what the folder lets it see.
+    target.chmod(target.parent.stat().st_mode & 0o666)
     progress("convert", len(reader.tensors), len(reader.tensors))
 
 

@@ -2,8 +2,8 @@
 
 A GGUF file has no tokenizer.json: it keeps tokens, token types and merges, and *names* the pre-tokeniser
 (`tokenizer.ggml.pre`), whose rules live in the programs that read the file. Ours are those of the models' own
-tokenizer.json files. transformers 5 does not know `smollm` and leaves digits together, so "2024" becomes other ids than the ones the model was trained on:
-do not compare digits with it.
+tokenizer.json files. transformers 5 does not know `smollm` when it reads a GGUF file and leaves the digits to the GPT-2
+pattern; it then differs for two or more spaces before a digit and for numerals outside ASCII, and must not be imitated.
 """
 
 from __future__ import annotations
