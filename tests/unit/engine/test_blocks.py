@@ -1,0 +1,171 @@
+"""Block books: every rule of I2 by example, then by random histories against a plain model."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cluster.core.errors import IntegrityError
+from engine.blocks import BlockBooks
+
+
+def key(name: int) -> bytes:
+    return name.to_bytes(16, "big")
+
+
+def test_allocation_is_all_or_nothing() -> None:
+    books = BlockBooks(4)
+    assert books.allocate(5, "a") is None
+    assert books.available == 4
+    assert len(books.allocate(4, "a") or []) == 4
+    assert books.allocate(1, "b") is None
+
+
+def test_a_block_freed_in_mid_plan_waits_for_the_plan() -> None:
+    books = BlockBooks(2)
+    blocks = books.allocate(2, "a") or []
+    books.plan_sent(1)
+    books.release(blocks, "a")
+    assert books.available == 0
+    books.plan_back(1)
+    assert books.available == 2
+    books.check_integrity()
+
+
+def test_a_cached_block_freed_in_mid_plan_is_matched_but_not_evicted_before_the_plan_is_back() -> None:
+    books = BlockBooks(1)
+    (block,) = books.allocate(1, "a") or []
+    books.publish(block, 1, key(1), b"d")
+    books.plan_sent(1)
+    books.release([block], "a")
+    assert books.match([key(1)]) == [block]
+    assert books.allocate(1, "b") is None
+    books.plan_back(1)
+    assert books.allocate(1, "b") == [block]
+    assert books.match([key(1)]) == []
+    assert books.take_events() == ([key(1)], [key(1)])
+
+
+def test_a_late_report_about_a_former_life_is_ignored() -> None:
+    books = BlockBooks(1)
+    (block,) = books.allocate(1, "a") or []
+    old = books.generation(block)
+    books.release([block], "a")
+    books.allocate(1, "b")
+    assert not books.publish(block, old, key(1), b"d")
+    assert books.match([key(1)]) == []
+
+
+def test_the_first_publisher_of_a_key_wins() -> None:
+    books = BlockBooks(2)
+    first, second = books.allocate(2, "a") or []
+    assert books.publish(first, 1, key(1), b"d")
+    assert not books.publish(second, 1, key(1), b"d")
+    books.release([first, second], "a")
+    assert books.match([key(1)]) == [first]
+    books.check_integrity()
+
+
+def test_eviction_takes_the_tail_of_the_oldest_chain_first() -> None:
+    books = BlockBooks(3)
+    blocks = books.allocate(3, "a") or []
+    for i, block in enumerate(blocks):
+        books.publish(block, 1, key(i), b"d")
+    books.release(blocks, "a")
+    assert books.allocate(1, "b") == [blocks[2]]
+    assert books.match([key(0), key(1), key(2)]) == blocks[:2]
+
+
+def test_sharing_what_is_free_or_releasing_what_is_foreign_is_a_bug() -> None:
+    books = BlockBooks(2)
+    with pytest.raises(IntegrityError, match="free"):
+        books.share([0], "a")
+    books.allocate(1, "a")
+    with pytest.raises(IntegrityError, match="does not belong"):
+        books.release([0], "b")
+    with pytest.raises(IntegrityError, match="already"):
+        books.share([0], "a")
+
+
+def test_withdrawing_a_cached_block_frees_it_and_an_owned_one_stays_private() -> None:
+    books = BlockBooks(2)
+    first, second = books.allocate(2, "a") or []
+    for i, block in enumerate((first, second)):
+        books.publish(block, 1, key(i), b"d")
+    books.release([first], "a")
+    books.withdraw(first)
+    books.withdraw(second)
+    assert books.match([key(0)]) == books.match([key(1)]) == []
+    assert books.in_use == 1
+    books.check_integrity()
+
+
+class Histories(RuleBasedStateMachine):
+    """Random allocate / share / publish / release / plan histories on a small pool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.books = BlockBooks(6)
+        self.holds: list[tuple[str, list[int]]] = []
+        self.plan = 0
+        self.in_flight = False
+        self.names = 0
+        self.touched: set[int] = set()
+
+    @rule(count=st.integers(0, 4))
+    def allocate(self, count: int) -> None:
+        before = self.books.available
+        self.names += 1
+        blocks = self.books.allocate(count, f"o{self.names}")
+        assert (blocks is None) == (count > before)
+        if blocks:
+            assert not self.touched & set(blocks), "a block that a plan in flight may touch was handed out"
+            self.holds.append((f"o{self.names}", blocks))
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        owner, blocks = self.holds.pop(data.draw(st.integers(0, len(self.holds) - 1)))
+        self.books.release(blocks, owner)
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data(), name=st.integers(0, 5))
+    def publish(self, data: st.DataObject, name: int) -> None:
+        _, blocks = data.draw(st.sampled_from(self.holds))
+        block = data.draw(st.sampled_from(blocks))
+        self.books.publish(block, self.books.generation(block), key(name), b"d")
+
+    @rule(names=st.lists(st.integers(0, 5), unique=True))
+    def match_and_share(self, names: list[int]) -> None:
+        blocks = self.books.match([key(n) for n in names])
+        if blocks:
+            self.names += 1
+            self.books.share(blocks, f"o{self.names}")
+            self.holds.append((f"o{self.names}", blocks))
+
+    @rule(name=st.integers(0, 5))
+    def withdraw(self, name: int) -> None:
+        for block in self.books.match([key(name)]):
+            self.books.withdraw(block)
+
+    @precondition(lambda self: not self.in_flight)
+    @rule()
+    def send_plan(self) -> None:
+        self.plan += 1
+        self.books.plan_sent(self.plan)
+        self.in_flight = True
+        self.touched = {b for _, blocks in self.holds for b in blocks}
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def plan_returns(self) -> None:
+        self.books.plan_back(self.plan)
+        self.in_flight = False
+        self.touched = set()
+
+    @invariant()
+    def books_agree(self) -> None:
+        self.books.check_integrity()
+        assert self.books.in_use >= len({b for _, blocks in self.holds for b in blocks})
+
+
+TestHistories = Histories.TestCase
