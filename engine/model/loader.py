@@ -1,0 +1,36 @@
+"""From a model spec to a running model. torch is imported only for folders: the tracer does without."""
+
+import dataclasses
+from pathlib import Path
+
+from cluster.core.errors import ModelError
+from engine.messages import FolderModel, TracerModel
+from engine.model.base import Model
+from engine.model.config import ModelConfig, load_config
+
+
+def load_model(spec: FolderModel | TracerModel, block_size: int, threads: int) -> Model:
+    """Load `spec`'s model. `threads` bounds torch's CPU threads. Raises ModelError or ConfigError."""
+    if isinstance(spec, TracerModel):
+        from engine.model.tracer import TracerModelRunner
+
+        return TracerModelRunner(spec, block_size)
+    import torch
+
+    from engine.model.llama import LlamaModel
+    from engine.model.weights import Weights, fingerprint
+
+    torch.set_num_threads(threads)
+    folder = Path(spec.path).expanduser()
+    config = _limit_context(load_config(folder), spec.max_context)
+    mark = fingerprint(folder, config, spec.dtype, block_size)
+    with Weights(folder, config, spec.dtype) as weights:
+        return LlamaModel(config, weights, block_size, mark)
+
+
+def _limit_context(config: ModelConfig, limit: int | None) -> ModelConfig:
+    if limit is None:
+        return config
+    if not 0 < limit <= config.max_context:
+        raise ModelError(f"max_context {limit} is not within the model's {config.max_context} positions")
+    return dataclasses.replace(config, max_context=limit)
