@@ -139,7 +139,10 @@ class BlockBooks:
         """Take a block that failed its check out of the index; whoever owns it keeps it, private."""
         if block in self._published:
             self._unpublish(block)
-            if self._cached.pop(block, None) is not None:
+            plan = self._cached.pop(block, None)
+            if plan is not None and plan > self._back:
+                self._draining.append((self._sent, block))
+            elif plan is not None:
                 self._recycle(block)
 
     def digest_of(self, block: int) -> bytes:
