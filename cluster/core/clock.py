@@ -12,6 +12,11 @@ class Clock(Protocol):
     def wall(self) -> float: ...
 
 
+def sleep(seconds: float) -> None:
+    """Block this thread. Only for modelled durations (the tracer's steps); injected, so tests and simulation replace it."""
+    time.sleep(seconds)
+
+
 class SystemClock:
     """The machine's monotonic and wall clock."""
 
