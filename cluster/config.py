@@ -1,0 +1,180 @@
+"""From a YAML file, `--set` options and defaults to one frozen `ClusterConfig`; and the only reader of the environment.
+
+1. parse   YAML, refusing duplicate keys
+2. set     `--set a.b.c=value`, values typed as in YAML
+3. check   an unknown key, a wrong type, an impossible value is a `ConfigError` naming key, value and what is allowed
+"""
+
+import difflib
+import os
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from cluster.core.config import ClusterConfig
+from cluster.core.errors import ConfigError
+
+SECRET_VARIABLE = "HEADRACE_SECRET"
+"""The one environment variable that Headrace reads: the cluster secret, where a file cannot be mounted."""
+
+_UNROUTABLE = frozenset({"0.0.0.0", "::", "[::]", ""})
+
+
+def load_config(path: Path | None = None, settings: Iterable[str] = ()) -> ClusterConfig:
+    """The cluster described by the file at `path` (defaults when None), changed by `key=value` settings in order.
+
+    Raises ConfigError.
+    """
+    values = _read(path) if path is not None else {}
+    for setting in settings:
+        _apply(values, setting)
+    return _checked(values, str(path) if path is not None else "configuration")
+
+
+def parse_config(text: str, origin: str = "configuration") -> ClusterConfig:
+    """The cluster described by YAML text; `origin` names it in errors. Raises ConfigError."""
+    return _checked(_parse(text, origin), origin)
+
+
+def dump_config(config: ClusterConfig) -> str:
+    """YAML that `parse_config` turns back into an equal object: what child programs are started with."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def secret_from_environment() -> str | None:
+    """The cluster secret, when it was given as an environment variable; an empty one counts as none."""
+    return os.environ.get(SECRET_VARIABLE) or None
+
+
+def cache_home_from_environment() -> str | None:
+    """XDG_CACHE_HOME, a convention of the user's whole desktop and not a setting of ours."""
+    return os.environ.get("XDG_CACHE_HOME") or None
+
+
+def environment(extra: Mapping[str, str], *, without: Iterable[str] = ()) -> dict[str, str]:
+    """A child process's environment: ours plus `extra`, less `without`."""
+    dropped = set(without)
+    return {key: value for key, value in os.environ.items() if key not in dropped} | dict(extra)
+
+
+def export_to_libraries(variables: Mapping[str, str]) -> None:
+    """Hand settings to a library of this process that takes them from the environment only (Ray's token file)."""
+    os.environ.update(variables)
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML's own loader lets the last of two equal keys win without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                problem = f"the key {key!r} appears twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    return _parse(text, str(path))
+
+
+def _parse(text: str, origin: str) -> dict[str, Any]:
+    try:
+        values = yaml.load(text, Loader=_UniqueKeys)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{origin}: expected keys and values, got {type(values).__name__}")
+    return values
+
+
+def _apply(values: dict[str, Any], setting: str) -> None:
+    key, equals, text = setting.partition("=")
+    path = key.strip().split(".")
+    if not equals or not all(path):
+        raise ConfigError(f"--set {setting!r}: expected key=value, for example engine.dtype=float32")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {key}: {text!r} is not a YAML value: {' '.join(str(error).split())}") from error
+    target = values
+    for part in path[:-1]:
+        below = target.get(part)
+        if not isinstance(below, dict):
+            below = target[part] = {}
+        target = below
+    target[path[-1]] = value
+
+
+def _checked(values: dict[str, Any], origin: str) -> ClusterConfig:
+    try:
+        config = ClusterConfig.model_validate(values)
+    except ValidationError as error:
+        problems = [_explain(e["loc"], e["type"], e["msg"], e["input"]) for e in error.errors()]
+        raise ConfigError(f"{origin}: {'; '.join(problems)}") from error
+    _check_together(config, origin)
+    return config
+
+
+def _explain(location: tuple[int | str, ...], kind: str, message: str, value: object) -> str:
+    key = ".".join(str(part) for part in location)
+    if kind != "extra_forbidden":
+        return f"{key}: {value!r} is not possible: {message[0].lower()}{message[1:]}"
+    known = _keys_at(location[:-1])
+    group = "".join(f"{part}." for part in location[:-1])
+    near = [group + name for name in difflib.get_close_matches(str(location[-1]), known, n=1)]
+    near = near or _elsewhere(str(location[-1]))
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known keys here are {', '.join(known)}"
+    return f"unknown key {key!r}: {hint}"
+
+
+def _keys_at(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that exist below `location` ([] where it is not a group of settings)."""
+    model: type[BaseModel] = ClusterConfig
+    for part in location:
+        field = model.model_fields.get(str(part))
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+            return []
+        model = field.annotation
+    return list(model.model_fields)
+
+
+def _elsewhere(key: str, model: type[BaseModel] = ClusterConfig, prefix: str = "") -> list[str]:
+    """Full names of keys called `key` in other groups: `replicas` alone means `pools.decode.replicas`."""
+    found: list[str] = []
+    for name, field in model.model_fields.items():
+        if name == key and prefix:
+            found.append(prefix + name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found += _elsewhere(key, field.annotation, f"{prefix}{name}.")
+    return found
+
+
+def _check_together(config: ClusterConfig, origin: str) -> None:
+    """What no single field can know."""
+    if config.host in _UNROUTABLE:
+        raise ConfigError(
+            f"{origin}: host: {config.host!r} is not possible: workers advertise it to their peers, "
+            "so it must be one interface's address"
+        )
+    ports = config.router.http_port, config.router.grpc_port
+    if ports[0] == ports[1] != 0:
+        raise ConfigError(f"{origin}: router.grpc_port: {ports[1]} is not possible: router.http_port is the same")
+    roles: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
+    for role in roles:
+        if config.num_blocks(role) < 2:
+            raise ConfigError(
+                f"{origin}: pools.{role}.pool_tokens: {config.pool_tokens(role)} is not possible: "
+                f"at least two blocks of {config.engine.block_size} are needed"
+            )
