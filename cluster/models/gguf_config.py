@@ -32,7 +32,7 @@ def llama_config(metadata: Metadata, tensor_names: Collection[str]) -> Config:
     """
     _check_supported(metadata, tensor_names)
     hidden = metadata.integer("llama.embedding_length")
-    heads = metadata.integer("llama.attention.head_count")
+    heads, kv_heads = head_counts(metadata)
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -41,7 +41,7 @@ def llama_config(metadata: Metadata, tensor_names: Collection[str]) -> Config:
         "intermediate_size": metadata.integer("llama.feed_forward_length"),
         "num_hidden_layers": metadata.integer("llama.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _integer_or(metadata, "llama.attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads,
         "head_dim": _head_dim(metadata, hidden, heads),
         "max_position_embeddings": metadata.integer("llama.context_length"),
         "rms_norm_eps": shortest_float(metadata.number("llama.attention.layer_norm_rms_epsilon")),
@@ -60,6 +60,12 @@ def llama_config(metadata: Metadata, tensor_names: Collection[str]) -> Config:
 def generation_config(metadata: Metadata) -> Config:
     """What `generate` needs to know: where a sequence starts, ends and how it is padded."""
     return {"_from_model_config": True, **special_ids(metadata)}
+
+
+def head_counts(metadata: Metadata) -> tuple[int, int]:
+    """Query heads and kv heads; a file that does not state the latter has no grouping."""
+    heads = metadata.integer("llama.attention.head_count")
+    return heads, _integer_or(metadata, "llama.attention.head_count_kv", heads)
 
 
 def special_ids(metadata: Metadata) -> Config:

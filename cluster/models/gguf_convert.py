@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from cluster.models.gguf_config import generation_config, llama_config
+from cluster.models.gguf_config import generation_config, head_counts, llama_config
 from cluster.models.gguf_metadata import Metadata, open_gguf
 from cluster.models.gguf_tensors import write_tensors
 from cluster.models.gguf_tokenizer import build_tokenizer, tokenizer_config
@@ -35,15 +35,11 @@ def convert(gguf: Path, folder: Path, progress: Progress = silent) -> None:
     progress("convert", 0, 0)  # parsing a vocabulary takes seconds, and how many tensors follow is not known yet
     reader = open_gguf(gguf)
     metadata = Metadata.of(reader)
-    config = llama_config(metadata, {tensor.name for tensor in reader.tensors})
-    _write_json(folder / "config.json", config)
+    _write_json(folder / "config.json", llama_config(metadata, {tensor.name for tensor in reader.tensors}))
     _write_json(folder / "generation_config.json", generation_config(metadata))
     build_tokenizer(metadata).save(str(folder / "tokenizer.json"))
     _write_json(folder / "tokenizer_config.json", tokenizer_config(metadata))
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    assert isinstance(heads, int)
-    assert isinstance(kv_heads, int)
-    write_tensors(reader, folder / "model.safetensors", heads, kv_heads, progress)
+    write_tensors(reader, folder / "model.safetensors", *head_counts(metadata), progress)
 
 
 def _write_json(path: Path, content: Config) -> None:

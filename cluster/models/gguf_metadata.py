@@ -41,7 +41,10 @@ class Metadata:
     @classmethod
     def of(cls, reader: GGUFReader) -> Metadata:
         """Everything the file states, copied out of the mapped memory."""
-        return cls({name: field.contents() for name, field in reader.fields.items()})
+        try:
+            return cls({name: field.contents() for name, field in reader.fields.items()})
+        except UnicodeDecodeError as error:
+            raise ModelError(f"a text in the GGUF file is not UTF-8 ({error}); download it again") from error
 
     def __contains__(self, key: str) -> bool:
         return key in self.values

@@ -15,6 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from cluster.core.errors import ModelError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from cluster.models.gguf_config import Config
     from cluster.models.gguf_metadata import Metadata
 
@@ -38,7 +40,7 @@ def build_tokenizer(metadata: Metadata) -> Tokenizer:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise ModelError("the GGUF file lists a token twice in tokenizer.ggml.tokens; the file is damaged")
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=_merges(metadata)))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=_merges(metadata, vocabulary)))
     tokenizer.pre_tokenizer = _pre_tokenizer(metadata.text("tokenizer.ggml.pre"))
     tokenizer.decoder = decoders.ByteLevel()
     types = metadata.integers("tokenizer.ggml.token_type")
@@ -84,12 +86,13 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
     )
 
 
-def _merges(metadata: Metadata) -> list[tuple[str, str]]:
+def _merges(metadata: Metadata, vocabulary: Collection[str]) -> list[tuple[str, str]]:
+    """The merges, highest priority first. Checked here because the Rust side panics on an unknown token."""
     merges = []
     for line in metadata.texts("tokenizer.ggml.merges"):
         left, space, right = line.partition(" ")
-        if not (left and space and right):
-            raise ModelError(f"the merge {line!r} in the GGUF file is not two tokens; the file is damaged")
+        if not (space and left in vocabulary and right in vocabulary and left + right in vocabulary):
+            raise ModelError(f"the merge {line!r} in the GGUF file is not of two of its tokens; the file is damaged")
         merges.append((left, right))
     return merges
 

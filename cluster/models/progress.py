@@ -11,7 +11,7 @@ Stage = Literal["wait", "download", "verify", "unpack", "convert"]
 class Progress(Protocol):
     """Called often, from the thread that does the work; must be cheap and must not raise."""
 
-    def __call__(self, stage: Stage, done: int, total: int) -> None:
+    def __call__(self, stage: Stage, done: int, total: int, /) -> None:
         """`done` of `total` is finished.
 
         Bytes for download, verify and unpack, tensors for convert. `total` is 0 while it is unknown.

