@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import grpc
 
 from cluster.rpc import Service, service
 from cluster.stubs import watch_pb2, watch_pb2_grpc
-from cluster.stubs.watch_pb2 import WatchEvent
+from cluster.stubs.watch_pb2 import WatchEvent, WatchRequest
 
 BATCH_S = 0.05
 QUEUE_EVENTS = 256
@@ -99,14 +99,18 @@ class WatchPublisher(watch_pb2_grpc.WatchServicer):
             else:
                 subscriber.events.put_nowait(None)
 
-    async def Open(
-        self, request: watch_pb2.WatchRequest, context: grpc.aio.ServicerContext[object, object]
-    ) -> AsyncIterator[WatchEvent]:
+    async def Open(  # type: ignore[override]  # a coroutine that writes is allowed too, and can end a stuck write
+        self, request: WatchRequest, context: grpc.aio.ServicerContext[WatchRequest, WatchEvent]
+    ) -> None:
         """Serve one router until it leaves, is dropped, or the worker stops."""
         subscriber = self._subscribe(context.peer())
         try:
             while (event := await subscriber.events.get()) is not None:
-                yield event
+                await context.write(event)
+        except asyncio.CancelledError:
+            if subscriber in self._subscribers:
+                raise
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the watcher did not read; open the watch again")
         finally:
             self._subscribers.discard(subscriber)
 

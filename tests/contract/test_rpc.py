@@ -1,0 +1,185 @@
+"""The gRPC server every program uses, on real sockets: credentials, limits, health, reflection, and the watch on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from cluster.core.errors import ConfigError
+from cluster.rpc import RpcServer, auth_metadata, channel, make_server
+from cluster.stubs import common_pb2, watch_pb2, watch_pb2_grpc
+from cluster.stubs.watch_pb2 import WatchEvent, WatchRequest
+from cluster.watch import QUEUE_EVENTS, WatchPublisher
+
+if TYPE_CHECKING:
+    Events = grpc.aio.UnaryStreamCall[WatchRequest, WatchEvent]
+
+SECRET = "0123456789abcdef"
+GOOD = auth_metadata(SECRET)
+BAD_CREDENTIALS = {
+    "none": (),
+    "wrong": auth_metadata("0123456789abcdeF"),
+    "prefix": auth_metadata(SECRET[:-1]),
+    "no scheme": (("authorization", SECRET),),
+    "other scheme": (("authorization", "Basic " + SECRET),),
+    "two": GOOD + auth_metadata("x"),
+    "not ascii": (("authorization", b"Bearer \xff\xfe"),),
+}
+
+
+async def drained(stream: Events) -> list[WatchEvent]:
+    """Every event of a stream until its end, however that comes."""
+    events = []
+    while isinstance(event := await stream.read(), WatchEvent):
+        events.append(event)
+    return events
+
+
+async def opening(stream: Events) -> list[WatchEvent]:
+    """The three events every watch starts with."""
+    return [await following(stream) for _ in range(3)]
+
+
+async def following(stream: Events) -> WatchEvent:
+    """The next event; fails when the stream has ended."""
+    event = await stream.read()
+    assert isinstance(event, WatchEvent)
+    return event
+
+
+class Worker:
+    """A watch publisher on a real server, with a prefix index and a status that the test owns."""
+
+    def __init__(self) -> None:
+        self.index = {b"%016d" % number for number in range(3)}
+        self.state = watch_pb2.Status(ready=True, free_blocks=7)
+        hello = watch_pb2.WatchHello(identity=common_pb2.WorkerIdentity(worker="decode-0", epoch=2**64 - 1))
+        self.publisher = WatchPublisher(hello, self.snapshot, lambda: self.state, heartbeat_s=3600.0)
+        self.server: RpcServer = make_server("127.0.0.1", 0, [self.publisher.service()], SECRET)
+
+    def snapshot(self) -> Iterator[bytes]:
+        return iter(sorted(self.index))
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[Worker]:
+    one = Worker()
+    await one.server.start()
+    yield one
+    one.publisher.close()
+    await one.server.stop(0)
+
+
+@pytest.fixture
+async def wire(worker: Worker) -> AsyncIterator[grpc.aio.Channel]:
+    async with channel(worker.server.address) as one:
+        yield one
+
+
+@pytest.mark.parametrize("credentials", BAD_CREDENTIALS.values(), ids=BAD_CREDENTIALS)
+async def test_calls_without_the_secret_are_refused(
+    wire: grpc.aio.Channel, credentials: tuple[tuple[str, str], ...]
+) -> None:
+    stub = watch_pb2_grpc.WatchStub(wire)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await drained(stub.Open(WatchRequest(), metadata=credentials, timeout=5))
+    expected = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INTERNAL}  # INTERNAL: not a legal header at all
+    assert refused.value.code() in expected
+
+
+async def test_an_unknown_method_without_the_secret_does_not_tell_that_it_is_unknown(wire: grpc.aio.Channel) -> None:
+    call = wire.unary_unary("/headrace.v1.Nothing/Here", bytes, bytes)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call(b"", timeout=5)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_health_is_open_and_tells_the_truth(worker: Worker, wire: grpc.aio.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(wire)
+    status = health_pb2.HealthCheckResponse.ServingStatus
+    assert (await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)).status == status.NOT_SERVING
+    await worker.server.set_serving(True)
+    assert (await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)).status == status.SERVING
+
+
+async def test_reflection_needs_the_secret_and_lists_the_services(wire: grpc.aio.Channel) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(wire)
+    question = reflection_pb2.ServerReflectionRequest(list_services="")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.ServerReflectionInfo(iter([question]), timeout=5).read()
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    answers = [a async for a in stub.ServerReflectionInfo(iter([question]), metadata=GOOD, timeout=5)]
+    names = {each.name for each in answers[0].list_services_response.service}
+    assert "headrace.v1.Watch" in names
+
+
+async def test_two_servers_never_share_a_port(worker: Worker) -> None:
+    with pytest.raises(ConfigError, match=str(worker.server.port)):
+        make_server("127.0.0.1", worker.server.port, [], SECRET)
+
+
+async def test_the_bound_interface_is_the_given_one(worker: Worker) -> None:
+    assert worker.server.address == f"127.0.0.1:{worker.server.port}"
+    with pytest.raises(OSError, match="Connect call failed"):
+        await asyncio.open_connection("127.0.0.2", worker.server.port)
+
+
+async def test_watch_begins_with_hello_snapshot_and_status(worker: Worker, wire: grpc.aio.Channel) -> None:
+    stream = watch_pb2_grpc.WatchStub(wire).Open(WatchRequest(), metadata=GOOD, timeout=10)
+    first = await opening(stream)
+    assert [event.WhichOneof("event") for event in first] == ["hello", "snapshot", "status"]
+    assert [event.sequence for event in first] == [1, 2, 3]
+    assert first[0].hello.identity.epoch == 2**64 - 1
+    assert first[1].snapshot.keys == b"".join(sorted(worker.index))
+    assert first[2].status == worker.state
+
+
+async def test_watch_sends_only_the_last_state_of_a_key_in_a_batch(worker: Worker, wire: grpc.aio.Channel) -> None:
+    stream = watch_pb2_grpc.WatchStub(wire).Open(WatchRequest(), metadata=GOOD, timeout=10)
+    await opening(stream)
+    stays, leaves = b"a" * 16, b"b" * 16
+    worker.publisher.publish_stored([stays, leaves])
+    worker.publisher.publish_removed([leaves])
+    removed, stored = await following(stream), await following(stream)
+    assert (removed.sequence, removed.removed.keys) == (4, leaves)
+    assert (stored.sequence, stored.stored.keys) == (5, stays)
+    worker.state = watch_pb2.Status(draining=True)
+    worker.publisher.publish_status()
+    assert (await following(stream)).status.draining
+
+
+async def test_watch_ends_in_order_when_the_worker_stops(worker: Worker, wire: grpc.aio.Channel) -> None:
+    stream = watch_pb2_grpc.WatchStub(wire).Open(WatchRequest(), metadata=GOOD, timeout=10)
+    await opening(stream)
+    beating = asyncio.ensure_future(worker.publisher.run())
+    assert (await following(stream)).WhichOneof("event") == "status"
+    beating.cancel()
+    assert await drained(stream) == []
+    assert worker.publisher.subscribers == 0
+
+
+async def test_a_watcher_that_does_not_read_is_dropped_and_others_are_served(worker: Worker) -> None:
+    bulky = {"x" * 60 * 1024: 1}  # so that the buffers on the way fill up before the queue does
+    worker.state = watch_pb2.Status(ready=True, counters=bulky)
+    async with channel(worker.server.address) as first, channel(worker.server.address) as second:
+        silent = watch_pb2_grpc.WatchStub(first).Open(WatchRequest(), metadata=GOOD, timeout=30)
+        await silent.initial_metadata()
+        reading = watch_pb2_grpc.WatchStub(second).Open(WatchRequest(), metadata=GOOD, timeout=30)
+        await opening(reading)
+        assert worker.publisher.subscribers == 2
+        sequence = 3
+        while worker.publisher.subscribers == 2 and sequence < 8 * QUEUE_EVENTS:
+            worker.publisher.publish_status()
+            sequence += 1
+            assert (await following(reading)).sequence == sequence
+        assert worker.publisher.subscribers == 1
+        with pytest.raises(grpc.aio.AioRpcError) as dropped:
+            await drained(silent)
+        assert dropped.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
