@@ -1,0 +1,73 @@
+"""The memory an engine owns: block pool and staging slots, touched before it is registered (DESIGN §2, §7).
+
+Anonymous private mappings: page-aligned, so that a transport can register them, and readable by another process over
+CMA. Every page is written once at start; a first touch during a read or a step would cost a fault per page there.
+"""
+
+import mmap
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.core.digest import digest_block
+from cluster.core.errors import ConfigError, IntegrityError
+from engine.layout import KVLayout
+
+POISON = 0xFF  # all ones is NaN in float32, bfloat16 and float16, and -1 in int64
+
+
+class HostMemory:
+    """Block pool `pool` [num_blocks, block_bytes] and staging `staging` [slots, slot_bytes], both uint8."""
+
+    def __init__(self, layout: KVLayout, num_blocks: int, slots: int, slot_bytes: int) -> None:
+        if num_blocks < 1 or slots < 1:
+            raise ConfigError(f"{num_blocks} blocks and {slots} staging slots: at least one of each is needed")
+        if slot_bytes < layout.block_bytes:
+            raise ConfigError(f"a staging slot of {slot_bytes} bytes does not hold a block of {layout.block_bytes}")
+        self.layout = layout
+        self.pool = _allocate(num_blocks, layout.block_bytes)
+        self.staging = _allocate(slots, slot_bytes)
+
+    @property
+    def pool_address(self) -> int:
+        """Where block 0 begins, in this process."""
+        return int(self.pool.ctypes.data)
+
+    def poison_all(self) -> None:
+        """Fill pool and staging with NaN bytes: what was never written is then never mistaken for KV."""
+        self.pool.fill(POISON)
+        self.staging.fill(POISON)
+
+    def poison(self, blocks: Iterable[int]) -> None:
+        """Fill blocks with NaN bytes. Raises IntegrityError for a block that does not exist."""
+        for block in blocks:
+            self._block(block).fill(POISON)
+
+    def copy_in(self, slot: int, blocks: list[int]) -> None:
+        """Copy whole blocks, back to back from the start of a slot, into the pool.
+
+        Raises IntegrityError for a slot or block that does not exist, or more blocks than the slot holds.
+        """
+        size = self.layout.block_bytes
+        if not 0 <= slot < len(self.staging) or len(blocks) * size > self.staging.shape[1]:
+            raise IntegrityError(f"slot {slot} of {len(self.staging)} cannot hold {len(blocks)} blocks of {size} bytes")
+        for place, block in enumerate(blocks):
+            self._block(block)[:] = self.staging[slot, place * size : (place + 1) * size]
+
+    def digests(self, blocks: Iterable[int]) -> list[bytes]:
+        """The digest of each block as it is now. Raises IntegrityError for a block that does not exist."""
+        return [digest_block(self._block(block), self.layout.kv_heads) for block in blocks]
+
+    def _block(self, block: int) -> NDArray[np.uint8]:
+        if not 0 <= block < len(self.pool):  # a negative index would name another block without a word
+            raise IntegrityError(f"block {block} of {len(self.pool)} does not exist")
+        row: NDArray[np.uint8] = self.pool[block]
+        return row
+
+
+def _allocate(rows: int, row_bytes: int) -> NDArray[np.uint8]:
+    memory = mmap.mmap(-1, rows * row_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    array = np.frombuffer(memory, np.uint8).reshape(rows, row_bytes)
+    array.fill(0)
+    return array

@@ -1,0 +1,191 @@
+"""The engine process: a reader thread, the compute thread (main) and the wire thread (DESIGN §2).
+
+1. `main` reads `--fd N`, the engine's end of a socket pair (engine/client.py), and asks the kernel to be killed when
+   the parent dies. Ctrl-C is the server's business.
+2. The reader thread takes frames off the socket: Read, AddPeer and DropPeer go to the wire thread, the rest to main.
+3. Init: load the model, touch and poison the memory, start the wire thread, register, answer Ready.
+4. Step, Copy, Digest, Poison in the order they came, each answered as engine/messages.py says.
+5. Shutdown or the end of the socket: leave in order. Anything unexpected: Fatal with its reason, exit code 1.
+"""
+
+import argparse
+import ctypes
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from cluster.core.clock import Clock, SystemClock
+from cluster.core.errors import IntegrityError
+from engine.channel import ChannelClosed, ChannelError, EnginePort, SocketPort
+from engine.messages import (
+    AddPeer,
+    Command,
+    Copy,
+    CopyDone,
+    Digest,
+    DigestDone,
+    DropPeer,
+    Fatal,
+    Init,
+    Poison,
+    Read,
+    Ready,
+    Report,
+    Shutdown,
+    Step,
+)
+from engine.model.loader import load_model
+from engine.pool import HostMemory
+from engine.stepper import Stepper
+from engine.wire import Transport
+from engine.wire_thread import WireThread
+
+MakeTransport = Callable[[str, dict[str, str], str], Transport]  # kind, options, agent name
+
+_PR_SET_PDEATHSIG = 1
+_LEAVE_S = 5.0  # how long a step may run on after the server has gone
+
+_log = logging.getLogger(__name__)
+
+
+def main(make_transport: MakeTransport, arguments: Sequence[str] | None = None) -> int:
+    """The program of a worker package's `engine_process` module. Returns the exit code."""
+    parser = argparse.ArgumentParser(description="An engine process; started by its worker's server, not by hand.")
+    parser.add_argument("--fd", type=int, required=True, help="the engine's end of a connected Unix socket")
+    fd: int = parser.parse_args(arguments).fd
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine %(name)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
+    return run_engine(fd, make_transport)
+
+
+def run_engine(fd: int, make_transport: MakeTransport) -> int:
+    """Serve the socket `fd` until it ends. Returns the exit code: 0, or 1 after an unexpected failure."""
+    return Engine(SocketPort(socket.socket(fileno=fd)), make_transport, SystemClock()).serve()
+
+
+def _die_with_parent() -> None:
+    """SIGKILL when the thread that started this process ends. The end of the socket covers a parent already gone."""
+    if sys.platform != "linux":
+        return  # elsewhere the end of the socket is all there is
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
+class Engine:
+    """One rank's engine behind a port. `serve` is the main thread."""
+
+    def __init__(self, port: EnginePort, make_transport: MakeTransport, clock: Clock) -> None:
+        self._port = port
+        self._make_transport = make_transport
+        self._clock = clock
+        self._commands: queue.SimpleQueue[Command | BaseException | None] = queue.SimpleQueue()
+        self._wire = WireThread(port.send, self._commands.put)
+        self._left = threading.Event()
+        self._memory: HostMemory | None = None
+        self._stepper: Stepper | None = None
+
+    def serve(self) -> int:
+        """Obey until Shutdown or the end of the port. Returns the exit code."""
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        try:
+            while (command := self._commands.get()) is not None and not isinstance(command, Shutdown):
+                if isinstance(command, BaseException):
+                    raise command
+                self._obey(command)
+            return 0
+        except ChannelClosed:  # the server went while a report was on its way
+            return 0
+        except Exception as error:  # the guard of this loop: the server must hear why, then restart us
+            _log.exception("the engine cannot go on")
+            self._tell_fatal(f"{type(error).__name__}: {error}")
+            return 1
+        finally:
+            self._wire.stop()
+            self._left.set()
+            self._port.close()
+
+    def _tell_fatal(self, reason: str) -> None:
+        try:
+            self._port.send(Fatal(reason))
+        except ChannelClosed:
+            _log.warning("the server is gone, nobody hears of it")
+
+    def _read(self) -> None:
+        """The reader thread."""
+        try:
+            while (command := self._port.receive()) is not None:
+                if isinstance(command, Read | AddPeer | DropPeer):
+                    self._wire.submit(command)
+                else:
+                    self._commands.put(command)
+        except ChannelError as error:
+            self._commands.put(error)
+        self._commands.put(None)
+        if not self._left.wait(_LEAVE_S):
+            # Main is stuck in a step nobody waits for. There is nothing to save: the server has gone.
+            os._exit(1)
+
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, Init):
+            self._port.send(self._init(command))
+            return
+        if self._memory is None or self._stepper is None:
+            raise IntegrityError(f"{type(command).__name__} before Init")
+        for report in self._answer(command, self._stepper, self._memory):
+            self._port.send(report)
+
+    def _answer(self, command: Command, stepper: Stepper, memory: HostMemory) -> list[Report]:
+        match command:
+            case Step():
+                return [stepper.run(command)]
+            case Copy():
+                started = self._clock.now()
+                memory.copy_in(command.slot, command.blocks)
+                digests = memory.digests(command.blocks)  # of the copy: the staging slot may still change (DESIGN §4.8)
+                return [CopyDone(command.id, digests, self._clock.now() - started)]
+            case Digest():
+                return [DigestDone(command.id, memory.digests(command.blocks))]
+            case Poison():
+                memory.poison(command.blocks)
+                return []
+            case _:
+                raise IntegrityError(f"{type(command).__name__} is not for the compute thread")
+
+    def _init(self, init: Init) -> Ready:
+        if self._memory is not None:
+            raise IntegrityError("a second Init")
+        started = self._clock.now()
+        model = load_model(init.model, init.block_size, init.threads)
+        layout = model.layout
+        memory = HostMemory(layout, init.num_blocks, init.slots, init.slot_bytes)
+        if init.poison:
+            memory.poison_all()
+        model.bind(memory.pool)
+        name, metadata = self._wire.start(
+            lambda: self._make_transport(init.transport, init.transport_options, init.agent),
+            memory.pool,
+            memory.staging,
+        )
+        self._memory = memory
+        self._stepper = Stepper(model, memory, self._clock)
+        return Ready(
+            layers=layout.layers,
+            kv_heads=layout.kv_heads,
+            head_dim=layout.head_dim,
+            kv_dtype=layout.dtype,
+            vocab_size=model.vocab_size,
+            max_context=model.max_context,
+            eos_ids=list(model.eos_ids),
+            fingerprint=model.fingerprint,
+            pool_address=memory.pool_address,
+            metadata=metadata,
+            transport=name,
+            load_s=self._clock.now() - started,
+        )

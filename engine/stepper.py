@@ -1,0 +1,140 @@
+"""One engine step: rows in, tokens and digests out. What a row's client did wrong ends that row alone (I8, FAULTS C29).
+
+1. Forget the sequences that the plan drops.
+2. For each row apply its block-table delta and check it: token ids, positions, table, fills. A bad row is an error.
+3. One forward over the good rows. When it raises and there are several, run them one by one, so that only the guilty
+   row fails; running a row again writes the same bytes to the same places.
+4. Draw each row's samples. A row whose logits are not finite fails alone.
+5. Digest the blocks that the surviving rows filled.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.core.clock import Clock
+from cluster.core.errors import ModelError
+from engine.messages import FilledBlock, Row, Sampled, Step, StepDone
+from engine.model.base import ForwardRow, Model
+from engine.pool import HostMemory
+from engine.sampler import sample_row
+
+# What a forward raises because of what it was given. IntegrityError and everything unheard-of end the process instead.
+ROW_FAILURES = (ValueError, IndexError, RuntimeError, ArithmeticError, MemoryError, ModelError)
+
+
+class BadRow(ValueError):
+    """A row that cannot be run as it stands."""
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """What the engine remembers of a sequence between steps: its block table and the token it last drew."""
+
+    table: list[int] = field(default_factory=list)
+    last: int | None = None
+
+
+class Stepper:
+    """Runs plans on one model and one block pool. Used by the compute thread only."""
+
+    def __init__(self, model: Model, memory: HostMemory, clock: Clock) -> None:
+        self._model = model
+        self._memory = memory
+        self._clock = clock
+        self._sequences: dict[int, SequenceState] = {}
+
+    def run(self, step: Step) -> StepDone:
+        """Run one plan. Never raises for what a row carries: see `StepDone.errors`."""
+        started = self._clock.now()
+        for sequence in step.drop:
+            self._sequences.pop(sequence, None)
+        errors: dict[int, str] = {}
+        forwards: dict[int, ForwardRow] = {}
+        for index, row in enumerate(step.rows):
+            try:
+                forwards[index] = self._prepare(row)
+            except BadRow as error:
+                errors[index] = str(error)
+        logits = self._forward(forwards, errors)
+        samples = [self._draw(index, row, forwards, logits, errors) for index, row in enumerate(step.rows)]
+        filled = [block for index, row in enumerate(step.rows) if index not in errors for block in self._digest(row)]
+        return StepDone(step.plan, samples, filled, errors, self._clock.now() - started)
+
+    def _prepare(self, row: Row) -> ForwardRow:
+        """Apply the row's table delta and check it against the model and the pool. Raises BadRow."""
+        state = self._sequences.setdefault(row.sequence, SequenceState())
+        if not 0 <= row.table_from <= len(state.table):
+            raise BadRow(f"a table delta from entry {row.table_from} of a table of {len(state.table)}")
+        known = len(self._memory.pool)
+        if any(not 0 <= block < known for block in row.new_blocks):
+            raise BadRow(f"blocks {row.new_blocks} are not all within the pool of {known}")
+        state.table[row.table_from :] = row.new_blocks
+        tokens = self._tokens(row, state)
+        end = row.start + len(tokens)
+        if row.start < 0 or end > self._model.max_context:
+            raise BadRow(f"positions {row.start}..{end - 1} are not within the context of {self._model.max_context}")
+        size = self._memory.layout.block_size
+        if end > len(state.table) * size:
+            raise BadRow(f"position {end - 1} is beyond a table of {len(state.table)} blocks of {size}")
+        completed = set(state.table[row.start // size : end // size]) if row.write else set()
+        strangers = [fill.block for fill in row.fills if fill.block not in completed]
+        if strangers:
+            raise BadRow(f"blocks {strangers} are not filled by positions {row.start}..{end - 1}")
+        return ForwardRow(tokens, row.start, state.table.copy(), row.write, logits=bool(row.samples))
+
+    def _tokens(self, row: Row, state: SequenceState) -> list[int]:
+        if row.tokens is None:
+            if state.last is None:
+                raise BadRow(f"the last token of sequence {row.sequence}, which has drawn none")
+            return [state.last]
+        if not row.tokens:
+            raise BadRow("no tokens")
+        low, high = min(row.tokens), max(row.tokens)
+        if low < 0 or high >= self._model.vocab_size:
+            raise BadRow(f"token id {low if low < 0 else high} is not within [0, {self._model.vocab_size})")
+        return row.tokens
+
+    def _forward(self, rows: dict[int, ForwardRow], errors: dict[int, str]) -> dict[int, NDArray[np.float32]]:
+        """Run rows by their index. Returns logits [V] of those that want them; adds to `errors` those that failed."""
+        if not rows:
+            return {}
+        try:
+            logits = self._model.run(list(rows.values()))
+        except ROW_FAILURES as error:
+            if len(rows) == 1:
+                (index,) = rows
+                errors[index] = f"{type(error).__name__}: {error}"
+                return {}
+            results: dict[int, NDArray[np.float32]] = {}
+            for index, row in rows.items():
+                results.update(self._forward({index: row}, errors))
+            return results
+        wanted = [index for index, row in rows.items() if row.logits]
+        return dict(zip(wanted, logits, strict=True))
+
+    def _draw(
+        self,
+        index: int,
+        row: Row,
+        forwards: dict[int, ForwardRow],
+        logits: dict[int, NDArray[np.float32]],
+        errors: dict[int, str],
+    ) -> list[Sampled]:
+        if index not in logits:
+            return []
+        try:
+            drawn = sample_row(logits[index], row.samples, row.start + len(forwards[index].tokens))
+        except ValueError as error:
+            errors[index] = str(error)
+            return []
+        self._sequences[row.sequence].last = drawn[0].token
+        return drawn
+
+    def _digest(self, row: Row) -> list[FilledBlock]:
+        digests = self._memory.digests(fill.block for fill in row.fills)
+        return [
+            FilledBlock(fill.block, row.sequence, fill.generation, digest)
+            for fill, digest in zip(row.fills, digests, strict=True)
+        ]
