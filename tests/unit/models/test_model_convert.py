@@ -217,6 +217,7 @@ def test_a_cut_file_is_an_error_of_ours(size: int, tiny_gguf: tuple[Path, Weight
         convert(cut, tmp_path)
 
 
+@pytest.mark.processes
 def test_nothing_here_imports_torch() -> None:
     check = "import sys, cluster.models.pull, cluster.models.store; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)

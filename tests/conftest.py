@@ -1,0 +1,49 @@
+"""For every test: no process that a test started may outlive the session."""
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+MARK = "HEADRACE_TEST_SESSION"
+"""Set in our environment, so that every process started from here carries it, however it detaches itself."""
+
+_session_id = uuid.uuid4().hex
+_PATIENCE_S = 5.0
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    os.environ[MARK] = _session_id
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail the session when processes are left, name them and end them."""
+    _, left = psutil.wait_procs(list(_ours()), timeout=_PATIENCE_S)
+    if not left:
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    for process in left:
+        if reporter is not None:
+            reporter.write_line(f"LEFT BEHIND by the tests: {_describe(process)}", red=True)
+    for process in left:
+        process.kill()
+    session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _ours() -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        try:
+            marked = process.environ().get(MARK) == _session_id
+        except (psutil.Error, OSError):  # gone meanwhile, or somebody else's
+            continue
+        if marked and process.pid != os.getpid() and "resource_tracker" not in " ".join(process.cmdline()):
+            yield process
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {' '.join(process.cmdline())[:200]}"
+    except psutil.Error:
+        return str(process.pid)
