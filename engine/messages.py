@@ -2,7 +2,8 @@
 
 The server decides, the engine obeys: it never allocates and never decides. Messages are msgspec structs, msgpack on the
 wire, length-prefixed (engine/channel.py). Ids are small integers drawn by the server, unique within one engine's life.
-Commands on one socket take effect in order, except Read / AddPeer / DropPeer, which the wire thread runs beside the steps.
+Commands on one socket take effect in order, except Read / AddPeer / DropPeer / Serve, which the wire thread runs beside
+the steps.
 """
 
 import msgspec
@@ -121,10 +122,20 @@ class Poison(msgspec.Struct, frozen=True, tag="poison"):
 
 
 class AddPeer(msgspec.Struct, frozen=True, tag="add_peer"):
-    """Make a remote agent known: its name and its agent metadata bytes. Answered by PeerAdded or PeerFailed."""
+    """Make a remote agent known and warm the link with small reads of its pool. Answered by PeerAdded or PeerFailed.
+
+    The holder must be polling (Serve) until then: a cold link is set up with its help, over any transport (measured).
+    """
 
     peer: str
     metadata: bytes
+    pool_address: int
+
+
+class Serve(msgspec.Struct, frozen=True, tag="serve"):
+    """Whether peers may be reading from here in a way that needs this side's help: link set-up, or TCP (measured)."""
+
+    on: bool
 
 
 class DropPeer(msgspec.Struct, frozen=True, tag="drop_peer"):
@@ -135,7 +146,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Leave in order."""
 
 
-Command = Init | Step | Read | Copy | Digest | Poison | AddPeer | DropPeer | Shutdown
+Command = Init | Step | Read | Copy | Digest | Poison | AddPeer | DropPeer | Serve | Shutdown
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -210,7 +221,11 @@ class DigestDone(msgspec.Struct, frozen=True, tag="digest_done"):
 
 
 class PeerAdded(msgspec.Struct, frozen=True, tag="peer_added"):
+    """The link is warm. `needs_polling`: later reads need the holder to poll as well (TCP); measured on the warm link."""
+
     peer: str
+    needs_polling: bool
+    gb_per_s: float
 
 
 class PeerFailed(msgspec.Struct, frozen=True, tag="peer_failed"):
@@ -218,6 +233,4 @@ class PeerFailed(msgspec.Struct, frozen=True, tag="peer_failed"):
     reason: str
 
 
-Report = (
-    Ready | Fatal | StepDone | ReadDone | ReadFailed | CopyDone | DigestDone | PeerAdded | PeerFailed
-)
+Report = Ready | Fatal | StepDone | ReadDone | ReadFailed | CopyDone | DigestDone | PeerAdded | PeerFailed

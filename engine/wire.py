@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.messages import ReadDone, ReadFailed
+from engine.messages import PeerAdded, PeerFailed, ReadDone, ReadFailed
 
 
 class Transport(Protocol):
@@ -16,11 +16,14 @@ class Transport(Protocol):
 
     name: str
 
-    def register(self, pool: NDArray[np.uint8], staging: NDArray[np.uint8], slot_bytes: int) -> bytes:
-        """Make the pool readable by peers and the staging usable as a target. Returns the agent metadata bytes."""
+    def register(self, pool: NDArray[np.uint8], staging: NDArray[np.uint8]) -> bytes:
+        """Make the pool [num_blocks, block_bytes] readable by peers and staging [slots, slot_bytes] usable as a target.
 
-    def add_peer(self, peer: str, metadata: bytes) -> None:
-        """Make a peer readable. Raises TransferError."""
+        Returns the agent metadata bytes, which a peer needs for `add_peer`.
+        """
+
+    def add_peer(self, peer: str, metadata: bytes, pool_address: int) -> None:
+        """Make a peer readable and warm the link. Never raises: `poll` reports PeerAdded or PeerFailed."""
 
     def drop_peer(self, peer: str) -> None:
         """Forget a peer. Reads in progress stay in progress: they end by themselves or never. Unknown: no-op."""
@@ -28,16 +31,15 @@ class Transport(Protocol):
     def read(self, read_id: int, peer: str, ranges: list[tuple[int, int]], slot: int) -> None:
         """Start a read of (address, bytes) ranges, back to back, into a slot. Never raises: failures come from `poll`."""
 
-    def poll(self) -> list[ReadDone | ReadFailed]:
-        """Reads that have ended since the last call."""
+    def serve(self, on: bool) -> None:
+        """Whether peers need this side to poll (link set-up, TCP)."""
+
+    def poll(self) -> list[ReadDone | ReadFailed | PeerAdded | PeerFailed]:
+        """What has ended since the last call; also gives the library its turn for peers that read from here."""
 
     @property
     def busy(self) -> bool:
-        """Whether reads are in progress, so that `poll` must be called soon."""
-
-    @property
-    def serving(self) -> bool:
-        """Whether peers may be reading from here over a path that needs this side to poll (TCP)."""
+        """Whether `poll` must be called soon: reads or warm-ups are in progress, or peers need this side to poll."""
 
     def close(self) -> None:
         """Leave; nothing is called afterwards."""

@@ -39,6 +39,9 @@ class EngineSettings(Settings):
     chunk_tokens: Positive = Field(256, description="positions computed per step at most, decode rows included")
     max_batch: Positive = Field(32, description="sequences decoded together at most")
     max_context: Positive | None = Field(None, description="longest sequence; the model's own limit when unset")
+    local_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.5, description="share of chunk_tokens that prompts may take in a decode worker's step while streams run"
+    )
     threads: Positive = Field(1, description="compute threads of one engine process")
     verify: Literal["full", "transfer"] = Field("full", description="full: prefix hits are digested again when matched")
     poison: bool = Field(False, description="fill free blocks with NaN (tests)")

@@ -28,6 +28,7 @@ class FromDecodePeer(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
     RECHECK_FIELD_NUMBER: _builtins.int
+    WARMED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> _common_pb2.WorkerIdentity: ...
     @_builtins.property
@@ -38,6 +39,8 @@ class FromDecodePeer(_message.Message):
     def taken(self) -> Global___Taken: ...
     @_builtins.property
     def recheck(self) -> Global___Recheck: ...
+    @_builtins.property
+    def warmed(self) -> Global___Warmed: ...
     def __init__(
         self,
         *,
@@ -46,12 +49,13 @@ class FromDecodePeer(_message.Message):
         cancel: Global___CancelJob | None = ...,
         taken: Global___Taken | None = ...,
         recheck: Global___Recheck | None = ...,
+        warmed: Global___Warmed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "job", b"job", "message", b"message", "recheck", b"recheck", "taken", b"taken"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "job", b"job", "message", b"message", "recheck", b"recheck", "taken", b"taken", "warmed", b"warmed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "job", b"job", "message", b"message", "recheck", b"recheck", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "job", b"job", "message", b"message", "recheck", b"recheck", "taken", b"taken", "warmed", b"warmed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "job", "cancel", "taken", "recheck"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "job", "cancel", "taken", "recheck", "warmed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -101,6 +105,30 @@ class Job(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class Warmed(_message.Message):
+    """The reader's agent is connected. needs_polling: its reads need the holder to poll while blocks are on offer (TCP)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEEDS_POLLING_FIELD_NUMBER: _builtins.int
+    GB_PER_S_FIELD_NUMBER: _builtins.int
+    needs_polling: _builtins.bool
+    gb_per_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        needs_polling: _builtins.bool = ...,
+        gb_per_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gb_per_s", b"gb_per_s", "needs_polling", b"needs_polling"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Warmed: _TypeAlias = Warmed  # noqa: Y015
 
 @_typing.final
 class CancelJob(_message.Message):

@@ -81,8 +81,10 @@ class LlamaModel:
         x_TE = F.embedding(token_ids, self._embedding_VE)
         angles = self._rope.angles(step.positions)
         for index, layer in enumerate(self._layers):
-            x_TE = x_TE + self._attention(self._kv, index, layer, x_TE, step, angles)
-            x_TE = x_TE + self._mlp(layer, x_TE)
+            x_TE += self._attention(self._kv, index, layer, x_TE, step, angles)
+            x_TE += self._mlp(layer, x_TE)
+        if not len(step.last_tokens):
+            return np.empty((0, self.vocab_size), dtype=np.float32)
         x_LE = self._norm(x_TE.index_select(0, step.last_tokens), self._norm_E)
         logits: NDArray[np.float32] = self._head(x_LE).float().numpy()
         return logits

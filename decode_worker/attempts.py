@@ -1,0 +1,113 @@
+"""Attempts: what this worker knows of one try to serve a request.
+
+    1. waiting      no room yet; in the wait line
+    2. checking     prefix hits are digested again before they are used
+    3. handing_off  a prefill worker computes; blocks come over
+    4. draining     the hand-off was given up; copies already started are waited for
+    5. prefilling   this worker computes the rest of the prompt itself
+    6. decoding     every position is there; tokens are written
+An attempt leaves by ending, failing, being pre-empted or being cancelled; then it owns nothing.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from cluster.stubs.session_pb2 import Submit
+from engine.messages import SampleSpec
+from engine.sequence import Sequence
+
+
+class Phase(Enum):
+    WAITING = auto()
+    CHECKING = auto()
+    HANDING_OFF = auto()
+    DRAINING = auto()
+    PREFILLING = auto()
+    DECODING = auto()
+
+
+@dataclass(slots=True)
+class Sample:
+    """One of the n token streams. `emitted` starts with the history of earlier attempts, which is never drawn again."""
+
+    index: int
+    emitted: list[int]
+    finished: bool
+    sequence: Sequence | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One attempt and everything it owns."""
+
+    id: str
+    session: str
+    submit: Submit
+    samples: list[Sample]
+    prompt_ids: list[int]  # what is prefilled: the prompt and, for a single sample, its history
+    arrival: float
+    deadline: float
+    phase: Phase = Phase.WAITING
+    prompt: Sequence | None = None
+    prefix_blocks: int = 0
+    started: float = 0.0
+    first_at: float | None = None
+
+    @property
+    def live(self) -> list[Sample]:
+        return [s for s in self.samples if not s.finished]
+
+    @property
+    def undrawn(self) -> list[Sample]:
+        """Samples whose next token is drawn from the prompt's own last position."""
+        return [s for s in self.live if len(self.submit.prompt) + len(s.emitted) == len(self.prompt_ids)]
+
+    @property
+    def protected(self) -> bool:
+        """Pre-empted twice already: it holds its worst case and is never a victim again."""
+        return self.submit.preemptions >= 2
+
+    def sequences(self) -> list[Sequence]:
+        """Every sequence of the attempt, once."""
+        found = [s.sequence for s in self.samples if s.sequence is not None]
+        if self.prompt is not None and self.prompt not in found:
+            found.append(self.prompt)
+        return found
+
+
+def make_attempt(session: str, submit: Submit, now: float) -> Attempt:
+    """Unpack a Submit that was checked before."""
+    samples = [Sample(i, list(s.emitted), s.finished) for i, s in enumerate(submit.samples)]
+    prompt = list(submit.prompt)
+    if len(samples) == 1:
+        prompt += samples[0].emitted
+    return Attempt(
+        id=submit.attempt,
+        session=session,
+        submit=submit,
+        samples=samples,
+        prompt_ids=prompt,
+        arrival=now - submit.waited_s,
+        deadline=now + submit.deadline_s,
+    )
+
+
+def spec(submit: Submit, index: int) -> SampleSpec:
+    """How sample `index` draws."""
+    s = submit.sampling
+    return SampleSpec(index, s.seed, s.temperature, s.top_p, s.top_k, s.logprobs)
+
+
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Marks of one hand-off, in seconds on this worker's clock."""
+
+    job_sent: float = 0.0
+    first_offer: float | None = None
+    last_offer: float | None = None
+    offer_wait: float = 0.0
+    wire: float = 0.0
+    verify: float = 0.0
+    posted: dict[int, float] = field(default_factory=dict)

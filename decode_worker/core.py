@@ -1,0 +1,306 @@
+"""The decode worker's brain: pure, synchronous, no clock, no sockets (DESIGN §2, "the server decides").
+
+Every method takes an event and the time; what has to be done comes out of `take_effects`. The same code runs behind real
+gRPC streams and in simulation. A request's way through here:
+    1. Submit      check, match the prefix index, reserve, or wait in a short line, or refuse  (admission.py)
+    2. Digest      prefix hits are proved before they are used
+    3. hand-off    a prefill worker computes, blocks are read, verified, published              (handoffs.py)
+    4. local       what no prefill worker supplies is computed here, in chunks
+    5. decode      one token a step, until EOS, a stop token, max_tokens or the context ends    (decoding.py)
+    6. end         everything the attempt owned is free again
+"""
+
+from cluster.core.config import ClusterConfig
+from cluster.stubs.link_pb2 import First, FromPrefill, PrefillHello
+from cluster.stubs.session_pb2 import (
+    AttemptFailed,
+    FromDecode,
+    FromRouter,
+    HandedOff,
+    NoPrefill,
+    PrefillOn,
+)
+from cluster.stubs.watch_pb2 import Status
+from decode_worker.admission import Admission
+from decode_worker.attempts import Attempt, Phase
+from decode_worker.decoding import Decoding
+from decode_worker.effects import Effect, Lost, ToRouter
+from decode_worker.handoffs import Callbacks, HandOffs, Transfer
+from decode_worker.outbox import Outbox
+from decode_worker.peers import Peers
+from decode_worker.state import Facts, State
+from engine.batcher import Batcher
+from engine.blocks import BlockBooks
+from engine.messages import (
+    CopyDone,
+    DigestDone,
+    Fatal,
+    PeerAdded,
+    PeerFailed,
+    ReadDone,
+    ReadFailed,
+    Report,
+    StepDone,
+)
+from engine.overdue import OverdueWatch
+from engine.scheduler import StepBudget
+from kv_transfer.staging import Staging
+
+__all__ = ["DecodeCore", "Facts"]
+
+
+class DecodeCore:
+    """One decode worker."""
+
+    def __init__(self, config: ClusterConfig, facts: Facts) -> None:
+        books = BlockBooks(config.num_blocks("decode"))
+        engine = config.engine
+        budget = StepBudget(config.chunk_tokens("decode"), engine.max_batch, engine.local_share)
+        batcher = Batcher(books, facts.layout.block_size, budget, make_room=lambda s: self._decoding.make_room(s))
+        self.state = State(config, facts, books, batcher, Staging(config.handoff.slots))
+        self.peers = Peers(self.state)
+        callbacks = Callbacks(self._first, self._settled, self._no_prefill, self._failed)
+        self.handoffs = HandOffs(self.state, self.peers, callbacks)
+        self._decoding = Decoding(self.state, self.handoffs)
+        self._admission = Admission(self.state, self._admitted, self._failed)
+        self._overdue = OverdueWatch()
+
+    # -- routers --------------------------------------------------------------------------------------------------
+
+    def session_opened(self, session: str) -> None:
+        self.state.outboxes[session] = Outbox(self.state.config.timing.emit_interval_s)
+        self.state.effects.append(ToRouter(session, FromDecode(hello=self.state.facts.identity)))
+
+    def session_closed(self, session: str, now: float) -> None:
+        """The router or the connection is gone: nobody can receive what its attempts would write."""
+        self.state.outboxes.pop(session, None)
+        for attempt in [a for a in self.state.attempts.values() if a.session == session]:
+            self.state.counters["attempts_cancelled"] += 1
+            self._decoding.leave(attempt)
+        self._after(now)
+
+    def from_router(self, session: str, message: FromRouter, now: float) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "submit":
+            self._admission.submit(session, message.submit, now)
+        elif kind == "cancel":
+            attempt = self._own(session, message.cancel.attempt)
+            if attempt is not None:
+                self.state.counters["attempts_cancelled"] += 1
+                self._decoding.leave(attempt)
+        elif kind == "stop_seq":
+            attempt = self._own(session, message.stop_seq.attempt)
+            if attempt is not None:
+                self._decoding.stop_sample(attempt, message.stop_seq.index)
+        self._after(now)
+
+    # -- prefill workers ------------------------------------------------------------------------------------------
+
+    def link_opened(self, peer_name: str, hello: PrefillHello, now: float) -> None:
+        reason = self.peers.opened(peer_name, hello)
+        peer = self.peers.get(peer_name)
+        if peer is not None and reason is not None:
+            self.handoffs.link_down(peer, reason, now)
+        elif peer is not None:
+            self.handoffs.link_up(peer, now)
+        self._after(now)
+
+    def link_closed(self, peer_name: str, reason: str, now: float) -> None:
+        peer = self.peers.get(peer_name)
+        if peer is not None:
+            self.peers.closed(peer_name)
+            self.handoffs.link_down(peer, reason, now)
+        self._after(now)
+
+    def from_prefill(self, peer_name: str, message: FromPrefill, now: float) -> None:
+        peer = self.peers.get(peer_name)
+        if peer is None:
+            return
+        kind = message.WhichOneof("message")
+        if kind == "accepted":
+            self.handoffs.accepted(message.accepted.attempt, message.accepted.eta_s, peer, now)
+        elif kind == "refused":
+            self.handoffs.refused(message.refused, peer, now)
+        elif kind == "offer":
+            self.handoffs.offered(message.offer, peer, now)
+        elif kind == "first":
+            self.handoffs.first(message.first, peer, now)
+        elif kind == "done":
+            self.handoffs.job_done(message.done.attempt, message.done.cached_tokens, peer, now)
+        elif kind == "failed":
+            failed = message.failed
+            self.handoffs.job_failed(failed.attempt, failed.reason, failed.invalid, peer, now)
+        elif kind == "recheck":
+            self.handoffs.rechecked(message.recheck, peer, now)
+        self._after(now)
+
+    # -- engine ---------------------------------------------------------------------------------------------------
+
+    def from_engine(self, report: Report, now: float) -> None:
+        if isinstance(report, StepDone):
+            self._overdue.done(self.state.batcher.in_flight_tokens, now - self.state.batcher.plan_sent_at)
+            self._decoding.step_done(report, now)
+        elif isinstance(report, ReadDone | ReadFailed):
+            self.handoffs.read_ended(report, now)
+        elif isinstance(report, CopyDone):
+            self.handoffs.copy_ended(report, now)
+        elif isinstance(report, DigestDone):
+            self._admission.digests(report, now)
+        elif isinstance(report, PeerAdded):
+            self.peers.engine_knows(report.peer, readable=True)
+            for peer in self.peers.known():
+                if peer.readable:
+                    self.handoffs.link_up(peer, now)
+        elif isinstance(report, PeerFailed):
+            self.peers.engine_knows(report.peer, readable=False)
+            for peer in self.peers.known():
+                if peer.hello is not None and peer.hello.agent == report.peer:
+                    self.handoffs.link_down(peer, f"engine cannot read from it: {report.reason}", now)
+        elif isinstance(report, Fatal):
+            self.state.effects.append(Lost(report.reason))
+        self._after(now)
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """What time alone decides: deadlines, patience with prefill workers, an overdue plan (I9)."""
+        for attempt in [a for a in self.state.attempts.values() if now > a.deadline]:
+            self._failed(attempt, "deadline exceeded", False, now)
+        self.handoffs.tick(now)
+        batcher = self.state.batcher
+        if batcher.in_flight and self._overdue.overdue(batcher.in_flight_tokens, now - batcher.plan_sent_at):
+            self.state.effects.append(Lost(f"plan {batcher.plan} is overdue after {now - batcher.plan_sent_at:.1f} s"))
+        self._after(now)
+
+    def next_flush(self, now: float) -> float | None:
+        """Seconds until an outbox is due, or None."""
+        due = [at for outbox in self.state.outboxes.values() if (at := outbox.due(now)) is not None]
+        return max(0.0, min(due) - now) if due else None
+
+    def flush(self, now: float) -> None:
+        """Send the outboxes whose time has come."""
+        for session, outbox in self.state.outboxes.items():
+            message = outbox.flush(now)
+            if message is not None:
+                self.state.effects.append(ToRouter(session, message))
+
+    def take_effects(self) -> list[Effect]:
+        return self.state.take_effects()
+
+    # -- between the parts ----------------------------------------------------------------------------------------
+
+    def _after(self, now: float) -> None:
+        """After every event: admit who waits, send the next plan, flush what is due."""
+        self._admission.admit_waiting(now)
+        step = self.state.batcher.next_step(now)
+        if step is not None:
+            self.state.to_engine(step)
+        self.flush(now)
+
+    def _admitted(self, attempt: Attempt, now: float) -> None:
+        """Room is reserved and prefix hits are proved: remote or local?"""
+        attempt.started = now
+        missing = len(attempt.prompt_ids) - attempt.prefix_blocks * self.state.block_size
+        assert attempt.prompt is not None
+        if attempt.submit.prefill and missing > attempt.submit.local_max_tokens:
+            attempt.phase = Phase.HANDING_OFF
+            name = attempt.submit.prefill[0].worker
+            self.state.to_router(attempt, FromDecode(prefill_on=PrefillOn(attempt=attempt.id, worker=name)))
+            self.handoffs.start(attempt, attempt.prompt.keys(), now)
+        else:
+            self._local(attempt, attempt.prefix_blocks * self.state.block_size)
+
+    def _local(self, attempt: Attempt, cached: int) -> None:
+        message = PrefillOn(attempt=attempt.id, worker="local", cached_tokens=cached)
+        self.state.to_router(attempt, FromDecode(prefill_on=message))
+        self.state.counters["prefill_local"] += 1
+        self._decoding.prefill_here(attempt)
+
+    def _first(self, attempt: Attempt, message: First, now: float) -> None:
+        self._decoding.remote_first(attempt, message, now)
+
+    def _settled(self, attempt: Attempt, transfer: Transfer, now: float) -> None:
+        """The hand-off is over: go on from the verified prefix."""
+        marks, block_size = transfer.timeline, self.state.block_size
+        assert attempt.prompt is not None
+        verified = transfer.handoff.verified_blocks
+        attempt.prompt.computed = verified * block_size
+        total = len(transfer.handoff.keys)
+        moved = transfer.handoff.outcomes["verified"]
+        if moved or verified == total:
+            self.state.counters["handoffs"] += 1
+            message = HandedOff(
+                attempt=attempt.id,
+                kv_bytes=moved * self.state.facts.layout.block_bytes,
+                cached_tokens=transfer.cached_tokens,
+                transferred_tokens=moved * block_size,
+                offer_wait_s=marks.offer_wait,
+                wire_s=marks.wire,
+                verify_s=marks.verify,
+                exposed_s=now - marks.last_offer if marks.last_offer is not None else 0.0,
+                prefill_s=transfer.prefill_s,
+                recomputed_tokens=(total - verified) * block_size,
+                transport=self.state.config.transport.kind,
+            )
+            self.state.to_router(attempt, FromDecode(handed_off=message))
+        if verified == total and (transfer.first_known or not attempt.undrawn):
+            self._decoding.begin(attempt)
+        else:
+            self._local(attempt, transfer.handoff.first * block_size)
+
+    def _no_prefill(self, attempt: Attempt, reason: str, now: float) -> None:
+        message = NoPrefill(attempt=attempt.id, reason=reason, retry_after_s=0.2)
+        self.state.to_router(attempt, FromDecode(no_prefill=message))
+        self._decoding.leave(attempt)
+
+    def _failed(self, attempt: Attempt, reason: str, invalid: bool, now: float) -> None:
+        message = AttemptFailed(attempt=attempt.id, reason=reason, invalid=invalid)
+        self.state.to_router(attempt, FromDecode(failed=message))
+        self.state.counters["attempts_failed"] += 1
+        self._decoding.leave(attempt)
+
+    def _own(self, session: str, attempt_id: str) -> Attempt | None:
+        """An attempt of this very session: nobody can touch another router's."""
+        attempt = self.state.attempts.get(attempt_id)
+        return attempt if attempt is not None and attempt.session == session else None
+
+    # -- looking in -----------------------------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        """What routers see twice a second."""
+        state, books = self.state, self.state.books
+        attempts = list(state.attempts.values())
+        in_phase = {phase: sum(a.phase is phase for a in attempts) for phase in Phase}
+        queued = sum(
+            len(a.prompt.tokens) - a.prompt.computed
+            for a in attempts
+            if a.prompt is not None and a.phase is Phase.PREFILLING
+        )
+        gauges = {
+            "blocks_in_use": books.in_use,
+            "slots_in_use": state.staging.in_use,
+            "slots_set_aside": state.staging.set_aside,
+            "attempts": len(attempts),
+            "sequences": len(state.batcher.sequences),
+            "handoffs": self.handoffs.active,
+            "wait_line": in_phase[Phase.WAITING],
+        }
+        return Status(
+            ready=True,
+            draining=state.draining,
+            free_blocks=books.available,
+            running=sum(len(a.live) for a in attempts if a.phase is Phase.DECODING),
+            waiting=in_phase[Phase.WAITING],
+            queued_tokens=queued,
+            handing_off=in_phase[Phase.HANDING_OFF],
+            prefill_tokens_per_s=self._overdue.reading_rate,
+            step_s=self._overdue.decode_step_s,
+            gauges=gauges,
+            counters=dict(state.counters),
+        )
+
+    def check_integrity(self) -> None:
+        """Audit every book of this worker. Raises IntegrityError."""
+        self.state.books.check_integrity()
+        self.state.staging.check_integrity()
+        self._decoding.check_integrity()

@@ -1,0 +1,375 @@
+"""Hand-offs of this decode worker: jobs to prefill workers, reads, copies, verification, publishing (DESIGN §4.6-4.9).
+
+    1. `start`       send the Job to the best prefill worker; at most two are tried
+    2. Offer         blocks that can be read become reads, each into its own staging slot
+    3. ReadDone      copy the slot into private blocks and digest the copy
+    4. CopyDone      compare; right blocks are verified and, in order, published; wrong ones are rechecked
+    5. First         the first token goes out at once
+    6. settled       every block verified and every first token known -> decode; or the rest is computed here
+Nothing here waits: a hand-off that stops making progress is moved on by `tick`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cluster.core.keys import BlockKey
+from cluster.stubs.common_pb2 import WorkerAddress
+from cluster.stubs.link_pb2 import (
+    BlockRef,
+    CancelJob,
+    First,
+    FromDecodePeer,
+    Job,
+    JobRefused,
+    Offer,
+    Recheck,
+    RecheckResult,
+    Taken,
+)
+from decode_worker.attempts import Attempt, Timeline
+from decode_worker.peers import LinkState, Peer, Peers
+from decode_worker.state import State, copy_owner
+from engine.messages import Copy, CopyDone, Read, ReadDone, ReadFailed
+from kv_transfer.handoff import HandOff
+
+MAX_PREFILL_TRIES = 2
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One attempt's hand-off with its present holder."""
+
+    attempt: Attempt
+    handoff: HandOff
+    candidates: list[WorkerAddress]
+    peer: Peer | None = None
+    tried: int = 0
+    refusals: list[str] = field(default_factory=list)
+    accepted: bool = False
+    eta: float = 0.0
+    progress_at: float = 0.0
+    first_known: bool = False
+    prefill_done: bool = False
+    cached_tokens: int = 0
+    published: int = 0
+    prefill_s: float = 0.0
+    closed: bool = False
+    timeline: Timeline = field(default_factory=Timeline)
+    digests: dict[int, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """What the core does when a hand-off gets somewhere."""
+
+    first: Callable[[Attempt, First, float], None]
+    settled: Callable[[Attempt, Transfer, float], None]
+    no_prefill: Callable[[Attempt, str, float], None]
+    failed: Callable[[Attempt, str, bool, float], None]
+
+
+class HandOffs:
+    """Every hand-off in progress."""
+
+    def __init__(self, state: State, peers: Peers, callbacks: Callbacks) -> None:
+        self._state = state
+        self._peers = peers
+        self._on = callbacks
+        self._transfers: dict[str, Transfer] = {}
+        self._reads: dict[int, Transfer] = {}  # reads and copies in progress that somebody waits for
+        self._copying: dict[int, list[int]] = {}  # blocks under each copy in progress
+        self._blocks_per_slot = max(1, state.config.handoff.slot_bytes // state.facts.layout.block_bytes)
+
+    @property
+    def active(self) -> int:
+        return len(self._transfers)
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def start(self, attempt: Attempt, keys: list[BlockKey], now: float) -> None:
+        """Begin: blocks [attempt.prefix_blocks, len(keys)) are to come from a prefill worker."""
+        handoff = HandOff(keys, attempt.prefix_blocks, self._state.block_size)
+        transfer = Transfer(attempt, handoff, list(attempt.submit.prefill), published=attempt.prefix_blocks)
+        self._transfers[attempt.id] = transfer
+        self._next_holder(transfer, "", now)
+
+    def cancel(self, attempt: Attempt) -> None:
+        """Forget a hand-off, in any state, twice as well. Reads end in staging; started copies keep their blocks."""
+        transfer = self._transfers.pop(attempt.id, None)
+        if transfer is None:
+            return
+        transfer.closed = True
+        self._leave_holder(transfer, cancel=True)
+        self._give_up_reads(transfer)
+
+    def tick(self, now: float) -> None:
+        """Move on what makes no progress."""
+        limits = self._state.config.handoff
+        for transfer in list(self._transfers.values()):
+            late = [r for r, at in transfer.timeline.posted.items() if now - at > limits.read_timeout_s]
+            for read_id in late:
+                self._give_up(transfer, read_id)
+            if late:
+                self._next_holder(transfer, "read timed out", now)
+            elif now - transfer.progress_at > max(limits.offer_timeout_s, 3 * transfer.eta) and self._starved(transfer):
+                self._next_holder(transfer, "no offer in time", now)
+
+    # -- link events ----------------------------------------------------------------------------------------------
+
+    def link_up(self, peer: Peer, now: float) -> None:
+        """The link is open or the engine can read from the peer now."""
+        for transfer in self._of(peer):
+            transfer.progress_at = now
+        self._post_reads(now)
+
+    def link_down(self, peer: Peer, reason: str, now: float) -> None:
+        """The link is gone, or cannot be used."""
+        for transfer in self._of(peer):
+            self._next_holder(transfer, reason, now)
+
+    def accepted(self, attempt_id: str, eta_s: float, peer: Peer, now: float) -> None:
+        transfer = self._current(attempt_id, peer)
+        if transfer is not None:
+            transfer.accepted, transfer.eta, transfer.progress_at = True, eta_s, now
+
+    def refused(self, message: JobRefused, peer: Peer, now: float) -> None:
+        transfer = self._current(message.attempt, peer)
+        if transfer is not None:
+            self._next_holder(transfer, message.reason, now, refused=True)
+
+    def job_failed(self, attempt_id: str, reason: str, invalid: bool, peer: Peer, now: float) -> None:
+        transfer = self._current(attempt_id, peer)
+        if transfer is None:
+            return
+        if invalid:
+            self._on.failed(transfer.attempt, reason, True, now)
+        else:
+            self._next_holder(transfer, reason, now)
+
+    def offered(self, offer: Offer, peer: Peer, now: float) -> None:
+        transfer = self._current(offer.attempt, peer)
+        if transfer is None:
+            return
+        transfer.progress_at = now
+        marks = transfer.timeline
+        if marks.first_offer is None:
+            marks.first_offer = now
+            marks.offer_wait = now - marks.job_sent
+        marks.last_offer = now
+        if not transfer.handoff.offer(offer.first_position, offer.blocks):
+            self._next_holder(transfer, "offered other content", now)
+            return
+        self._post_reads(now)
+
+    def first(self, message: First, peer: Peer, now: float) -> None:
+        transfer = self._current(message.attempt, peer)
+        if transfer is None or transfer.first_known:
+            return
+        transfer.first_known = True
+        transfer.progress_at = now
+        transfer.cached_tokens = message.cached_tokens
+        transfer.prefill_s = now - transfer.timeline.job_sent
+        self._on.first(transfer.attempt, message, now)
+        self._settle(transfer, now)
+
+    def job_done(self, attempt_id: str, cached_tokens: int, peer: Peer, now: float) -> None:
+        transfer = self._current(attempt_id, peer)
+        if transfer is not None:
+            transfer.prefill_done, transfer.cached_tokens, transfer.progress_at = True, cached_tokens, now
+            self._settle(transfer, now)
+
+    def rechecked(self, result: RecheckResult, peer: Peer, now: float) -> None:
+        transfer = self._current(result.attempt, peer)
+        if transfer is None:
+            return
+        good = [transfer.handoff.rechecked(b.block, b.generation, current=b.current) for b in result.blocks]
+        if all(good):
+            self._post_reads(now)
+        else:
+            self._next_holder(transfer, "holder lost the blocks", now)
+
+    # -- engine events --------------------------------------------------------------------------------------------
+
+    def read_ended(self, report: ReadDone | ReadFailed, now: float) -> None:
+        """A read is over: copy what it brought, or want its blocks again."""
+        transfer = self._reads.get(report.id)
+        done = isinstance(report, ReadDone)
+        slot = self._state.staging.read_ended(report.id, bytes_wanted=done and transfer is not None)
+        if transfer is None:
+            self._post_reads(now)
+            return
+        marks = transfer.timeline
+        marks.wire += now - marks.posted.pop(report.id)
+        if isinstance(report, ReadFailed) or slot is None:
+            del self._reads[report.id]
+            transfer.handoff.read_failed(report.id)
+            self._state.counters["read_failed"] += 1
+            self._next_holder(transfer, "read failed", now)
+            self._post_reads(now)
+            return
+        indexes = transfer.handoff.read_done(report.id)
+        assert transfer.attempt.prompt is not None
+        blocks = [transfer.attempt.prompt.blocks[i] for i in indexes]
+        self._state.books.share(blocks, copy_owner(report.id))
+        self._copying[report.id] = blocks
+        self._state.to_engine(Copy(report.id, slot, blocks))
+        marks.verify -= now
+
+    def copy_ended(self, report: CopyDone, now: float) -> None:
+        """A copy is in private memory: judge it."""
+        self._state.staging.copy_ended(report.id)
+        self._state.books.release(self._copying.pop(report.id), copy_owner(report.id))
+        transfer = self._reads.pop(report.id, None)
+        if transfer is None or transfer.closed:
+            self._post_reads(now)
+            return
+        transfer.timeline.verify += now
+        transfer.progress_at = now
+        verified, doubted = transfer.handoff.copy_done(report.id, report.digests)
+        self._state.counters["kv_blocks_verified"] += len(verified)
+        self._state.counters["kv_bytes"] += len(verified) * self._state.facts.layout.block_bytes
+        self._publish(transfer, {v.index: v.digest for v in verified})
+        if doubted and transfer.peer is not None:
+            self._state.counters["digest_mismatch"] += len(doubted)
+            refs = [BlockRef(block=b.block, generation=b.generation) for b in doubted]
+            self._peers.send(transfer.peer, FromDecodePeer(recheck=Recheck(attempt=transfer.attempt.id, blocks=refs)))
+        self._post_reads(now)
+        self._settle(transfer, now)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _of(self, peer: Peer) -> list[Transfer]:
+        return [t for t in self._transfers.values() if t.peer is peer]
+
+    def _current(self, attempt_id: str, peer: Peer) -> Transfer | None:
+        transfer = self._transfers.get(attempt_id)
+        return transfer if transfer is not None and transfer.peer is peer else None
+
+    def _starved(self, transfer: Transfer) -> bool:
+        """It is the holder's turn: nothing that it offered waits for our own reads, copies or slots."""
+        return not transfer.handoff.reads and not transfer.handoff.next_range(1)
+
+    def _next_holder(self, transfer: Transfer, reason: str, now: float, *, refused: bool = False) -> None:
+        """Try the next prefill worker; with none left, compute the rest here, or give the attempt back if all refused."""
+        if transfer.closed:
+            return
+        if transfer.peer is not None:
+            self._state.counters[f"handoff_left: {reason.split(':')[0]}" if not refused else "job_refused"] += 1
+            transfer.refusals.append(f"{transfer.peer.address.worker}: {reason}")
+            self._leave_holder(transfer, cancel=not refused)
+            self._give_up_reads(transfer)
+        if transfer.handoff.complete and not transfer.attempt.undrawn:
+            self._settle(transfer, now)
+            return
+        wanted = not transfer.handoff.complete or (transfer.tried == 0 and bool(transfer.attempt.undrawn))
+        if transfer.candidates and transfer.tried < MAX_PREFILL_TRIES and wanted:
+            self._send_job(transfer, transfer.candidates.pop(0), now)
+            return
+        if refused and not transfer.accepted and transfer.handoff.verified_blocks == transfer.handoff.first:
+            del self._transfers[transfer.attempt.id]
+            transfer.closed = True
+            self._on.no_prefill(transfer.attempt, "; ".join(transfer.refusals), now)
+            return
+        self._settle(transfer, now)
+
+    def _send_job(self, transfer: Transfer, address: WorkerAddress, now: float) -> None:
+        attempt = transfer.attempt
+        transfer.tried += 1
+        transfer.peer = peer = self._peers.reach(address)
+        transfer.progress_at = transfer.timeline.job_sent = now
+        transfer.eta = 0.0
+        if peer.link is LinkState.MISMATCH:
+            self._next_holder(transfer, peer.reason, now, refused=True)
+            return
+        wanted = transfer.handoff.verified_blocks * self._state.block_size
+        undrawn = [] if transfer.first_known else [s.index for s in attempt.undrawn]
+        single_token = all(attempt.submit.max_tokens - len(s.emitted) == 1 for s in attempt.live)
+        job = Job(
+            attempt=attempt.id,
+            tokens=attempt.prompt_ids,
+            first_position=len(attempt.prompt_ids) if single_token and undrawn else wanted,
+            sample_indices=undrawn,
+            sampling=attempt.submit.sampling,
+            salt=attempt.submit.salt,
+            deadline_s=attempt.deadline - now,
+        )
+        self._peers.send(peer, FromDecodePeer(job=job))
+
+    def _leave_holder(self, transfer: Transfer, *, cancel: bool) -> None:
+        peer, transfer.peer = transfer.peer, None
+        if peer is None or self._peers.get(peer.name) is not peer:
+            return
+        peer.waiting = [m for m in peer.waiting if m.job.attempt != transfer.attempt.id]
+        if cancel and peer.link is LinkState.UP:
+            self._peers.send(peer, FromDecodePeer(cancel=CancelJob(attempt=transfer.attempt.id)))
+
+    def _give_up_reads(self, transfer: Transfer) -> None:
+        for read_id in transfer.handoff.forget_holder():
+            self._give_up(transfer, read_id)
+        if transfer.closed:
+            for read_id in [r for r, t in self._reads.items() if t is transfer]:
+                del self._reads[read_id]  # copies: their blocks stay owned by the copy
+
+    def _give_up(self, transfer: Transfer, read_id: int) -> None:
+        transfer.timeline.posted.pop(read_id, None)
+        if self._reads.pop(read_id, None) is not None:
+            transfer.handoff.give_up(read_id)
+            self._state.staging.give_up(read_id)
+            self._state.counters["read_given_up"] += 1
+
+    def _post_reads(self, now: float) -> None:
+        """Post every read there is a slot for, oldest hand-off first."""
+        block_bytes = self._state.facts.layout.block_bytes
+        for transfer in list(self._transfers.values()):
+            peer = transfer.peer
+            if peer is None or peer.hello is None or not peer.readable:
+                continue
+            while run := transfer.handoff.next_range(self._blocks_per_slot):
+                started = self._state.staging.start_read(peer.hello.agent)
+                if started is None:
+                    break
+                read_id, slot = started
+                transfer.handoff.start_read(read_id, [index for index, _ in run])
+                self._reads[read_id] = transfer
+                transfer.timeline.posted[read_id] = now
+                ranges = merge_ranges([peer.hello.pool_address + o.block * block_bytes for _, o in run], block_bytes)
+                self._state.to_engine(Read(read_id, peer.hello.agent, ranges, slot))
+
+    def _publish(self, transfer: Transfer, digests: dict[int, bytes]) -> None:
+        """Enter blocks into the prefix index in prompt order, so that a published block is never recomputed over."""
+        transfer.digests.update(digests)
+        prompt = transfer.attempt.prompt
+        assert prompt is not None
+        while transfer.published < transfer.handoff.verified_blocks:
+            index = transfer.published
+            block = prompt.blocks[index]
+            generation = self._state.books.generation(block)
+            self._state.books.publish(block, generation, transfer.handoff.keys[index], transfer.digests.pop(index))
+            transfer.published += 1
+
+    def _settle(self, transfer: Transfer, now: float) -> None:
+        """Finish the hand-off when nothing is outstanding: all here, or no holder left and no copy in progress."""
+        if transfer.closed:
+            return
+        all_drawn = transfer.first_known or not transfer.attempt.undrawn
+        finished = transfer.handoff.complete and (all_drawn or transfer.prefill_done or transfer.peer is None)
+        stranded = transfer.peer is None and not transfer.handoff.reads
+        if not finished and not stranded:
+            return
+        del self._transfers[transfer.attempt.id]
+        transfer.closed = True
+        if transfer.peer is not None:
+            taken = Taken(attempt=transfer.attempt.id, until_position=len(transfer.attempt.prompt_ids), all=True)
+            self._peers.send(transfer.peer, FromDecodePeer(taken=taken))
+        self._on.settled(transfer.attempt, transfer, now)
+
+
+def merge_ranges(addresses: list[int], size: int) -> list[tuple[int, int]]:
+    """(address, bytes) of blocks in order, neighbours in memory joined into one range (FAULTS P07)."""
+    ranges: list[tuple[int, int]] = []
+    for address in addresses:
+        if ranges and sum(ranges[-1]) == address:
+            ranges[-1] = (ranges[-1][0], ranges[-1][1] + size)
+        else:
+            ranges.append((address, size))
+    return ranges

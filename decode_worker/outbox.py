@@ -1,0 +1,66 @@
+"""Outboxes: token runs waiting for their router, at most one message per router per emit interval (DESIGN §4.10)."""
+
+from cluster.stubs.common_pb2 import TokenLogprob, TopToken
+from cluster.stubs.session_pb2 import FromDecode, TokenRun, Tokens
+from engine.messages import Sampled
+
+
+def logprob_message(sampled: Sampled) -> TokenLogprob | None:
+    """The wire form of a drawn token's log-probabilities, or None when none were asked for."""
+    if sampled.logprob is None:
+        return None
+    return TokenLogprob(logprob=sampled.logprob, top=[TopToken(id=i, logprob=p) for i, p in sampled.top])
+
+
+class Outbox:
+    """Undelivered runs of one router's session."""
+
+    def __init__(self, emit_interval_s: float) -> None:
+        self._interval = emit_interval_s
+        self._runs: dict[tuple[str, int], TokenRun] = {}
+        self._last = float("-inf")
+        self._urgent = False
+
+    def add(self, attempt: str, index: int, offset: int, sampled: Sampled, end: str) -> None:
+        """One token of a sample. First tokens and ends leave at once."""
+        logprob = logprob_message(sampled)
+        self.add_token(attempt, index, offset, sampled.token, logprob, end)
+
+    def add_token(
+        self, attempt: str, index: int, offset: int, token: int, logprob: TokenLogprob | None, end: str
+    ) -> None:
+        run = self._runs.get((attempt, index))
+        if run is None:
+            run = self._runs[attempt, index] = TokenRun(attempt=attempt, index=index, offset=offset)
+        run.ids.append(token)
+        if logprob is not None:
+            run.logprobs.append(logprob)
+        run.end = end
+        self._urgent = self._urgent or offset == 0 or bool(end)
+
+    def end(self, attempt: str, index: int, offset: int, reason: str) -> None:
+        """The end of a sample that came without a token."""
+        run = self._runs.get((attempt, index))
+        if run is None:
+            run = self._runs[attempt, index] = TokenRun(attempt=attempt, index=index, offset=offset)
+        run.end = reason
+        self._urgent = True
+
+    def drop(self, attempt: str) -> None:
+        """Nobody wants this attempt's tokens any more."""
+        self._runs = {key: run for key, run in self._runs.items() if key[0] != attempt}
+
+    def due(self, now: float) -> float | None:
+        """When `flush` would give something, or None when nothing waits."""
+        if not self._runs:
+            return None
+        return now if self._urgent else self._last + self._interval
+
+    def flush(self, now: float, *, force: bool = False) -> FromDecode | None:
+        """The message to send now, if its time has come."""
+        due = self.due(now)
+        if due is None or (due > now and not force):
+            return None
+        runs, self._runs = list(self._runs.values()), {}
+        self._last, self._urgent = now, False
+        return FromDecode(tokens=Tokens(runs=runs))

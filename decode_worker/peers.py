@@ -1,0 +1,114 @@
+"""Prefill workers as this decode worker knows them: links, agents, and why one cannot be used."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from cluster.core.ids import agent_name
+from cluster.stubs.common_pb2 import WorkerAddress, WorkerIdentity
+from cluster.stubs.link_pb2 import FromDecodePeer, PrefillHello
+from decode_worker.effects import Dial
+from decode_worker.state import State
+from engine.messages import AddPeer, DropPeer
+
+PROTOCOL = 1
+
+
+class LinkState(Enum):
+    DIALLING = auto()
+    UP = auto()
+    MISMATCH = auto()
+
+
+@dataclass(slots=True)
+class Peer:
+    """One prefill worker in one life. `readable`: the engine knows its agent, so reads may start."""
+
+    name: str
+    address: WorkerAddress
+    link: LinkState = LinkState.DIALLING
+    hello: PrefillHello | None = None
+    readable: bool = False
+    reason: str = ""
+    waiting: list[FromDecodePeer] = field(default_factory=list)
+
+
+class Peers:
+    """All links of this worker, dialled when first needed."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._peers: dict[str, Peer] = {}
+
+    def get(self, peer: str) -> Peer | None:
+        return self._peers.get(peer)
+
+    def reach(self, address: WorkerAddress) -> Peer:
+        """The peer at this address and epoch, dialling it when there is no link yet."""
+        name = agent_name(address.worker, address.epoch)
+        peer = self._peers.get(name)
+        if peer is None:
+            peer = self._peers[name] = Peer(name, address)
+            self._state.effects.append(Dial(name, address))
+        return peer
+
+    def send(self, peer: Peer, message: FromDecodePeer) -> None:
+        """Send now, or as soon as the link is up."""
+        if peer.link is LinkState.UP:
+            self._state.to_prefill(peer.name, message)
+        else:
+            peer.waiting.append(message)
+
+    def opened(self, name: str, hello: PrefillHello) -> str | None:
+        """The link's first message. Returns why this pair cannot work, or None."""
+        peer = self._peers.get(name)
+        if peer is None:
+            return None
+        peer.hello = hello
+        peer.reason = self._difference(peer, hello) or ""
+        if peer.reason:
+            peer.link = LinkState.MISMATCH
+            peer.waiting.clear()
+            return peer.reason
+        peer.link = LinkState.UP
+        self._state.to_engine(AddPeer(hello.agent, hello.agent_metadata))
+        waiting, peer.waiting = peer.waiting, []
+        for message in waiting:
+            self._state.to_prefill(name, message)
+        return None
+
+    def closed(self, name: str) -> None:
+        """The link is gone: a new one starts from nothing."""
+        peer = self._peers.pop(name, None)
+        if peer is not None and peer.hello is not None and peer.link is LinkState.UP:
+            self._state.to_engine(DropPeer(peer.hello.agent))
+
+    def engine_knows(self, agent: str, *, readable: bool) -> None:
+        """The engine has added the agent, or could not."""
+        for peer in self._peers.values():
+            if peer.hello is not None and peer.hello.agent == agent:
+                peer.readable = readable
+
+    def known(self) -> list[Peer]:
+        return list(self._peers.values())
+
+    def _difference(self, peer: Peer, hello: PrefillHello) -> str | None:
+        theirs, ours = hello.identity, self._state.facts.identity
+        if theirs.epoch != peer.address.epoch:
+            return f"{theirs.worker} was restarted: epoch {theirs.epoch:016x}, expected {peer.address.epoch:016x}"
+        return identity_difference(ours, theirs) or (
+            f"block_bytes: {self._state.facts.layout.block_bytes} here, {hello.block_bytes} there"
+            if hello.block_bytes != self._state.facts.layout.block_bytes
+            else None
+        )
+
+
+def identity_difference(ours: WorkerIdentity, theirs: WorkerIdentity) -> str | None:
+    """The first field that keeps two workers from exchanging KV, with both values (FAULTS C06, C07, F08)."""
+    if ours.protocol != theirs.protocol:
+        return f"protocol: {ours.protocol} here, {theirs.protocol} there"
+    for name in ("layers", "kv_heads", "head_dim", "block_size", "dtype"):
+        if getattr(ours.layout, name) != getattr(theirs.layout, name):
+            return f"{name}: {getattr(ours.layout, name)} here, {getattr(theirs.layout, name)} there"
+    if ours.fingerprint != theirs.fingerprint:
+        return f"fingerprint: {ours.fingerprint.hex()[:12]} here, {theirs.fingerprint.hex()[:12]} there"
+    return None

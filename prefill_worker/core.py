@@ -1,0 +1,353 @@
+"""The prefill worker's brain: pure, synchronous, no clock, no sockets. A job's way through here is told in jobs.py.
+
+This worker only ever offers: it never writes into another's memory, never waits for a decode worker, and what it offers it
+may still lose - the generation and the digest in the offer are what the reader believes, not our promise.
+"""
+
+from collections import Counter
+
+from cluster.core.config import ClusterConfig
+from cluster.core.keys import KeyChain, root_key
+from cluster.stubs.common_pb2 import TokenLogprob, TopToken, WorkerIdentity
+from cluster.stubs.link_pb2 import (
+    First,
+    FirstToken,
+    FromDecodePeer,
+    FromPrefill,
+    JobAccepted,
+    JobDone,
+    JobFailed,
+    JobRefused,
+    Offer,
+    OfferedBlock,
+    PrefillHello,
+    Recheck,
+    RecheckedBlock,
+    RecheckResult,
+)
+from cluster.stubs.link_pb2 import Job as JobMessage
+from cluster.stubs.watch_pb2 import Status
+from engine.batcher import Batcher, RowResult
+from engine.blocks import BlockBooks
+from engine.messages import Command, Digest, DigestDone, Fatal, Poison, Report, Sampled, SampleSpec, StepDone
+from engine.overdue import OverdueWatch
+from engine.prefix import keep_right_hits
+from engine.scheduler import StepBudget
+from engine.sequence import Sequence
+from prefill_worker.effects import Effect, Lost, ToDecode, ToEngine
+from prefill_worker.jobs import Job, Phase, job_problem
+
+RETRY_AFTER_S = 0.05
+
+
+class PrefillCore:
+    """One prefill worker."""
+
+    def __init__(self, config: ClusterConfig, hello: PrefillHello, *, vocab_size: int, max_context: int) -> None:
+        self._config = config
+        self._hello = hello
+        self._vocab_size = vocab_size
+        self._max_context = max_context
+        self.block_size = hello.identity.layout.block_size
+        self.books = BlockBooks(config.num_blocks("prefill"))
+        budget = StepBudget(config.chunk_tokens("prefill"), config.engine.max_batch)
+        self.batcher = Batcher(self.books, self.block_size, budget, make_room=lambda _: False)
+        self.jobs: dict[tuple[str, str], Job] = {}
+        self.counters: Counter[str] = Counter()
+        self.draining = False
+        self._overdue = OverdueWatch()
+        self._checks: dict[int, Job | tuple[str, Recheck]] = {}
+        self._next_check = 0
+        self._effects: list[Effect] = []
+
+    # -- decode workers -------------------------------------------------------------------------------------------
+
+    def link_opened(self, link: str, theirs: WorkerIdentity) -> None:
+        """A decode worker has said hello; it judges whether we fit."""
+        self._send(link, FromPrefill(hello=self._hello))
+
+    def link_closed(self, link: str, now: float) -> None:
+        """Nobody can take what these jobs offer."""
+        for job in [j for j in self.jobs.values() if j.link == link]:
+            self._leave(job, "link_closed")
+        self._after(now)
+
+    def from_decode(self, link: str, message: FromDecodePeer, now: float) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "job":
+            self._accept(link, message.job, now)
+        elif kind == "cancel":
+            job = self.jobs.get((link, message.cancel.attempt))
+            if job is not None:
+                self._leave(job, "cancelled")
+        elif kind == "taken":
+            job = self.jobs.get((link, message.taken.attempt))
+            if job is not None and message.taken.all:
+                self._leave(job, "taken")
+        elif kind == "recheck":
+            self._recheck(link, message.recheck)
+        self._after(now)
+
+    # -- engine ---------------------------------------------------------------------------------------------------
+
+    def from_engine(self, report: Report, now: float) -> None:
+        if isinstance(report, StepDone):
+            self._overdue.done(self.batcher.in_flight_tokens, now - self.batcher.plan_sent_at)
+            for result in self.batcher.on_done(report):
+                self._advance(result, now)
+            self.counters["steps"] += 1
+        elif isinstance(report, DigestDone):
+            checked = self._checks.pop(report.id)
+            if isinstance(checked, Job):
+                self._checked(checked, report.digests, now)
+            else:
+                self._rechecked(*checked, report.digests)
+        elif isinstance(report, Fatal):
+            self._effects.append(Lost(report.reason))
+        self._after(now)
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Deadlines, pins that nobody took, an overdue plan (I9)."""
+        for job in list(self.jobs.values()):
+            if now > job.deadline:
+                self._fail(job, "deadline exceeded", invalid=False)
+            elif job.phase is Phase.DONE and now > job.pinned_until:
+                self._leave(job, "pins_expired")
+        if self.batcher.in_flight:
+            waited = now - self.batcher.plan_sent_at
+            if self._overdue.overdue(self.batcher.in_flight_tokens, waited):
+                self._effects.append(Lost(f"plan {self.batcher.plan} is overdue after {waited:.1f} s"))
+        self._after(now)
+
+    def take_effects(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    # -- accepting ------------------------------------------------------------------------------------------------
+
+    def _accept(self, link: str, message: JobMessage, now: float) -> None:
+        problem = job_problem(message, vocab_size=self._vocab_size, max_context=self._max_context)
+        if problem is None and (link, message.attempt) in self.jobs:
+            problem = "this attempt has a job here already"
+        if problem is not None:
+            self.counters["jobs_invalid"] += 1
+            self._send(link, FromPrefill(failed=JobFailed(attempt=message.attempt, reason=problem, invalid=True)))
+            return
+        job, reason = self._reserve(link, message, now)
+        if job is None:
+            permanent = -(-len(message.tokens) // self.block_size) > self.books.num_blocks
+            self.counters["jobs_refused"] += 1
+            refused = JobRefused(attempt=message.attempt, reason=reason, retry_after_s=RETRY_AFTER_S, permanent=permanent)
+            self._send(link, FromPrefill(refused=refused))
+            return
+        self.jobs[job.id] = job
+        self.counters["jobs_accepted"] += 1
+        eta = self._overdue.predict(self.queued_tokens)
+        self._send(link, FromPrefill(accepted=JobAccepted(attempt=message.attempt, eta_s=eta)))
+        if job.prefix_blocks and self._config.engine.verify == "full":
+            job.phase = Phase.CHECKING
+            self._digest(job.sequence.blocks[: job.prefix_blocks], job)
+        else:
+            self._run(job, now)
+
+    def _reserve(self, link: str, message: JobMessage, now: float) -> tuple[Job | None, str]:
+        """Own every block of the prompt, or say why not."""
+        if self.draining:
+            return None, "draining"
+        size = self.block_size
+        tokens = list(message.tokens)
+        if not message.sample_indices:
+            tokens = tokens[: len(tokens) // size * size]
+        chain = KeyChain(root_key(self._hello.identity.fingerprint, salt=message.salt), size)
+        usable = chain.extend(tokens)[: (len(tokens) - 1) // size if message.sample_indices else None]
+        hits = self.books.match(usable)
+        queued, need = self.queued_tokens, len(tokens) - len(hits) * size
+        if queued and queued + need > self._config.handoff.admission_window_tokens:
+            return None, f"{queued} tokens are queued"
+        sequence = Sequence(self.batcher.new_id(), tokens, chain, self._draws(message), arrival=now)
+        self.books.share(hits, sequence.owner)
+        sequence.blocks = hits
+        if not sequence.reserve(self.books, len(tokens), size):
+            reason = f"{self.books.available} blocks are free"
+            sequence.release(self.books)
+            return None, reason
+        self.batcher.add(sequence)
+        return Job(link, message, sequence, len(hits), now, now + message.deadline_s), ""
+
+    def _draws(self, message: JobMessage) -> list[SampleSpec]:
+        s = message.sampling
+        return [
+            SampleSpec(index, s.seed, s.temperature, s.top_p, s.top_k, s.logprobs) for index in message.sample_indices
+        ]
+
+    def _checked(self, job: Job, digests: list[bytes], now: float) -> None:
+        if self.jobs.get(job.id) is not job:
+            return
+        right = keep_right_hits(self.books, job.sequence, job.prefix_blocks, digests)
+        if right is None:
+            self._fail(job, "no room to replace a prefix block that failed its check", invalid=False)
+            return
+        if right < job.prefix_blocks:
+            self.counters["prefix_hit_corrupt"] += 1
+            job.prefix_blocks = right
+        self._run(job, now)
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def _run(self, job: Job, now: float) -> None:
+        job.phase = Phase.RUNNING
+        job.sequence.computed = job.prefix_blocks * self.block_size
+        self.counters["prefix_hit_tokens"] += job.sequence.computed
+        job.next_offer = job.message.first_position // self.block_size
+        for index in range(job.prefix_blocks):
+            job.digests[index] = self.books.digest_of(job.sequence.blocks[index])
+        self._offer(job)
+        if job.sequence.computed < len(job.sequence.tokens):
+            job.sequence.runnable = True
+        else:
+            self._finish(job, now)
+
+    def _advance(self, result: RowResult, now: float) -> None:
+        """A chunk came back: offer what it filled, send what it drew."""
+        job = next((j for j in self.jobs.values() if j.sequence is result.sequence), None)
+        if job is None:
+            return
+        if result.error is not None:
+            self._fail(job, result.error, invalid=True)
+            return
+        for index, block in result.filled:
+            job.digests[index] = block.digest
+        self._offer(job)
+        if job.sequence.computed >= len(job.sequence.tokens):
+            if result.sampled:
+                self._first(job, result.sampled)
+            self._finish(job, now)
+
+    def _offer(self, job: Job) -> None:
+        """Offer every block that is full and was not offered, in prompt order."""
+        blocks = []
+        start, keys = job.next_offer, job.sequence.keys()
+        while (digest := job.digests.pop(job.next_offer, None)) is not None:
+            block = job.sequence.blocks[job.next_offer]
+            generation = self.books.generation(block)
+            blocks.append(OfferedBlock(block=block, generation=generation, key=keys[job.next_offer], digest=digest))
+            job.next_offer += 1
+        if blocks:
+            last = job.next_offer == len(job.sequence.tokens) // self.block_size
+            self.counters["blocks_offered"] += len(blocks)
+            offer = Offer(
+                attempt=job.message.attempt, first_position=start * self.block_size, blocks=blocks, last=last
+            )
+            self._send(job.link, FromPrefill(offer=offer))
+
+    def _first(self, job: Job, sampled: list[Sampled]) -> None:
+        tokens = []
+        for index, drawn in zip(job.message.sample_indices, sampled, strict=True):
+            token = FirstToken(index=index, id=drawn.token)
+            if drawn.logprob is not None:
+                top = [TopToken(id=i, logprob=p) for i, p in drawn.top]
+                token.logprob.CopyFrom(TokenLogprob(logprob=drawn.logprob, top=top))
+            tokens.append(token)
+        cached = job.prefix_blocks * self.block_size
+        self._send(job.link, FromPrefill(first=First(attempt=job.message.attempt, tokens=tokens, cached_tokens=cached)))
+
+    def _finish(self, job: Job, now: float) -> None:
+        """The prompt is read. What was offered stays pinned a while; without offers nothing is left to wait for."""
+        job.phase = Phase.DONE
+        job.sequence.runnable = False
+        job.pinned_until = now + self._config.handoff.pin_s
+        cached = job.prefix_blocks * self.block_size
+        done = JobDone(attempt=job.message.attempt, seconds=now - job.arrival, cached_tokens=cached)
+        self._send(job.link, FromPrefill(done=done))
+        if job.next_offer <= job.message.first_position // self.block_size:
+            self._leave(job, "nothing_offered")
+
+    # -- ending ---------------------------------------------------------------------------------------------------
+
+    def _fail(self, job: Job, reason: str, *, invalid: bool) -> None:
+        failed = JobFailed(attempt=job.message.attempt, reason=reason, invalid=invalid)
+        self._send(job.link, FromPrefill(failed=failed))
+        self._leave(job, "failed")
+
+    def _leave(self, job: Job, how: str) -> None:
+        """The job owns nothing from now on. Valid in every phase, twice as well."""
+        if self.jobs.pop(job.id, None) is not None:
+            self.counters[f"jobs_{how}"] += 1
+            self.batcher.remove(job.sequence)
+
+    # -- rechecking -----------------------------------------------------------------------------------------------
+
+    def _recheck(self, link: str, recheck: Recheck) -> None:
+        """A reader doubts blocks we offered: look at the bytes again before vouching for them."""
+        self._digest([ref.block for ref in recheck.blocks if 0 <= ref.block < self.books.num_blocks], (link, recheck))
+
+    def _rechecked(self, link: str, recheck: Recheck, digests: list[bytes]) -> None:
+        found = iter(digests)
+        answers = []
+        for ref in recheck.blocks:
+            current = 0 <= ref.block < self.books.num_blocks
+            if current:
+                digest = next(found)
+                current = self.books.generation(ref.block) == ref.generation
+                if current and self.books.is_published(ref.block) and self.books.digest_of(ref.block) != digest:
+                    self.counters["block_corrupt"] += 1
+                    self.books.withdraw(ref.block)
+                    current = False
+            answers.append(RecheckedBlock(block=ref.block, generation=ref.generation, current=current))
+        self._send(link, FromPrefill(recheck=RecheckResult(attempt=recheck.attempt, blocks=answers)))
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt positions accepted and not yet computed."""
+        return sum(job.remaining for job in self.jobs.values())
+
+    def _digest(self, blocks: list[int], owner: "Job | tuple[str, Recheck]") -> None:
+        self._next_check += 1
+        self._checks[self._next_check] = owner
+        self._to_engine(Digest(self._next_check, list(blocks)))
+
+    def _send(self, link: str, message: FromPrefill) -> None:
+        self._effects.append(ToDecode(link, message))
+
+    def _to_engine(self, command: Command) -> None:
+        recycled = self.books.take_recycled()
+        if recycled and self._config.engine.poison:
+            self._effects.append(ToEngine(Poison(recycled)))
+        self._effects.append(ToEngine(command))
+
+    def _after(self, now: float) -> None:
+        step = self.batcher.next_step(now)
+        if step is not None:
+            self._to_engine(step)
+
+    # -- looking in -----------------------------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        """What routers see twice a second."""
+        phases = [job.phase for job in self.jobs.values()]
+        gauges = {
+            "blocks_in_use": self.books.in_use,
+            "jobs": len(self.jobs),
+            "jobs_pinned": phases.count(Phase.DONE),
+            "sequences": len(self.batcher.sequences),
+        }
+        return Status(
+            ready=True,
+            draining=self.draining,
+            free_blocks=self.books.available,
+            running=phases.count(Phase.RUNNING),
+            waiting=phases.count(Phase.CHECKING),
+            queued_tokens=self.queued_tokens,
+            prefill_tokens_per_s=self._overdue.reading_rate,
+            gauges=gauges,
+            counters=dict(self.counters),
+        )
+
+    def check_integrity(self) -> None:
+        """Audit every book of this worker. Raises IntegrityError."""
+        self.books.check_integrity()
+        assert set(self.batcher.sequences) == {job.sequence.id for job in self.jobs.values()}
