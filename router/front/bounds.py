@@ -1,0 +1,144 @@
+"""What is possible: every bound a request must keep before any worker hears of it (DESIGN §4.1; FAULTS C29, C30, S07).
+
+`check_parameters` needs no worker; `fit` needs the cluster's limits and the prompt's ids. Both raise InvalidRequest
+naming the parameter as the client spelt it.
+"""
+
+import secrets
+from dataclasses import dataclass
+
+from cluster.core.config import RouterSettings
+from cluster.core.errors import InvalidRequest, ModelNotFound
+from router.front.ask import Ask, ChatPrompt, TextPrompt, TokenPrompt
+from router.front.tokenizer import check_unicode
+from router.requests import Limits, SamplingParams
+
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKEN_IDS = 128
+_SEED_MASK = (1 << 64) - 1
+_INT32_MAX = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A prompt that fits, and the tokens each sample may have."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+
+
+def check_model(asked: str, served: str) -> None:
+    """Raises ModelNotFound."""
+    if asked != served:
+        raise ModelNotFound(f"the model `{_short(asked)}` does not exist here", param="model", code="model_not_found")
+
+
+def check_parameters(ask: Ask, settings: RouterSettings) -> None:
+    """Everything that needs neither tokenizer nor workers."""
+    _within("temperature", ask.temperature, 0, 2)
+    _within("top_p", ask.top_p, 0, 1)
+    if ask.top_p == 0:
+        raise InvalidRequest("top_p must be above 0", param="top_p")
+    _within("top_k", ask.top_k, -1, _INT32_MAX)
+    _within("n", ask.n, 1, settings.max_n)
+    _within(ask.spelling.max_tokens, ask.max_tokens, 1, _INT32_MAX)
+    _within(ask.spelling.logprobs, ask.logprobs, 0, settings.max_logprobs)
+    _within("seed", ask.seed, -(1 << 63), _SEED_MASK)
+    if len(ask.stop) > settings.max_stop_strings:
+        raise InvalidRequest(f"at most {settings.max_stop_strings} stop strings are allowed", param="stop")
+    for stop in ask.stop:
+        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
+            raise InvalidRequest(f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters", param="stop")
+        check_text(stop, "stop")
+    if len(ask.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest(f"at most {MAX_STOP_TOKEN_IDS} stop token ids are allowed", param="stop_token_ids")
+    _check_prompt(ask)
+
+
+def check_text(text: str, param: str) -> None:
+    """Raises InvalidRequest naming `param` for text that is not Unicode."""
+    try:
+        check_unicode(text)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{param}: {error.message}", param=param) from None
+
+
+def _check_prompt(ask: Ask) -> None:
+    param = ask.spelling.prompt
+    match ask.prompt:
+        case TextPrompt(text):
+            empty = not text
+            check_text(text, param)
+        case TokenPrompt(ids):
+            empty = not ids
+        case ChatPrompt(turns):
+            empty = not turns
+            for turn in turns:
+                check_text(turn.content, param)
+    if empty:
+        raise InvalidRequest(f"{param} must not be empty", param=param)
+
+
+def fit(ask: Ask, ids: list[int] | tuple[int, ...], limits: Limits) -> Fit:
+    """Whether blocks(prompt) + n x blocks(max_tokens) fit a decode worker's pool and the context of both pools.
+
+    An omitted max_tokens becomes what fits.
+    """
+    param = ask.spelling.prompt
+    if not ids:
+        raise InvalidRequest(f"{param} has no tokens", param=param)
+    room = limits.max_context - len(ids)
+    if room < 1:
+        raise InvalidRequest(
+            f"the prompt has {len(ids)} tokens and at least one more must fit a context of {limits.max_context}",
+            param=param,
+            code="context_length_exceeded",
+        )
+    # Only now: a list that is too long is refused before each of its ids is looked at.
+    _check_ids(ids, limits.vocab_size, param)
+    _check_ids(ask.stop_token_ids, limits.vocab_size, "stop_token_ids")
+    n, block = ask.n or 1, limits.block_size
+    free_blocks = limits.pool_tokens // block - -(-len(ids) // block)
+    room = min(room, max(0, free_blocks // n) * block)
+    if room < 1:
+        raise InvalidRequest(
+            f"the prompt's {len(ids)} tokens and {n} answer(s) do not fit the {limits.pool_tokens} of a decode worker",
+            param=param,
+            code="context_length_exceeded",
+        )
+    if ask.max_tokens is not None and ask.max_tokens > room:
+        raise InvalidRequest(
+            f"after {len(ids)} prompt tokens {ask.spelling.max_tokens} can be at most {room}, not {ask.max_tokens}",
+            param=ask.spelling.max_tokens,
+            code="context_length_exceeded",
+        )
+    return Fit(tuple(ids), ask.max_tokens or room)
+
+
+def sampling(ask: Ask, limits: Limits) -> SamplingParams:
+    """The sampling of a checked ask. A missing seed is drawn here, once, so that a retry draws the same tokens (I5)."""
+    top_k = ask.top_k or 0
+    seed = secrets.randbits(64) if ask.seed is None else ask.seed & _SEED_MASK
+    return SamplingParams(
+        temperature=1.0 if ask.temperature is None else float(ask.temperature),
+        top_p=1.0 if ask.top_p is None else float(ask.top_p),
+        top_k=top_k if 0 < top_k < limits.vocab_size else 0,
+        seed=seed,
+        logprobs=ask.logprobs,
+    )
+
+
+def _check_ids(ids: list[int] | tuple[int, ...], vocab_size: int, param: str) -> None:
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        raise InvalidRequest(f"{param}: token ids must be 0 to {vocab_size - 1}", param=param)
+
+
+def _within(param: str, value: float | None, low: int, high: int) -> None:
+    """Raises InvalidRequest unless low <= value <= high; NaN is in no range."""
+    if value is not None and not low <= value <= high:
+        raise InvalidRequest(f"{param} must be {low} to {high}", param=param)
+
+
+def _short(name: str) -> str:
+    """A client's own words in an error message: bounded."""
+    return name if len(name) <= 80 else name[:77] + "..."

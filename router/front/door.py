@@ -1,0 +1,187 @@
+"""The pipeline of the front door. HTTP and gRPC are two skins of it.
+
+1. `prepare`: an Ask becomes a bounded, tokenised Request, or InvalidRequest (bounds.py)        DESIGN §4.1
+2. `open`:    the dispatcher admits it; leaving the context cancels whatever still runs          §4.3
+3. `Generation`: token events go through one fold per sample and come out as deltas (text.py)    §4.11
+4. `Generation.usage` and `.trace`: read after the context was left                              §4.12
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Self
+
+from cluster.core.clock import Clock
+from cluster.core.config import RouterSettings
+from cluster.core.errors import DeadlineExceeded, RequestFailed
+from cluster.core.ids import new_request_id
+from router.front import bounds
+from router.front.ask import Ask, ChatPrompt, TextPrompt, TokenPrompt
+from router.front.metrics import Call, FrontMetrics, StatusCollector
+from router.front.model_text import ModelText
+from router.front.stops import StopStrings
+from router.front.text import Delta, SampleText, TextRules
+from router.front.usage import Usage
+from router.requests import Dispatcher, Limits, Request, Running, TokenEvent, Trace
+
+# Tokenising takes about 1 ms per 8,000 characters; longer texts must not hold up everybody's streams.
+INLINE_CHARACTERS = 8192
+# The dispatcher ends a request at its deadline. This much later we stop waiting for a client that does not read.
+DEADLINE_GRACE_S = 1.0
+
+
+class Generation:
+    """An admitted request's answer: iterate for the deltas of each step, until every sample has finished.
+
+    Raises Unavailable, DeadlineExceeded or RequestFailed while iterating.
+    """
+
+    def __init__(self, running: Running, request: Request, rules: TextRules, call: Call) -> None:
+        self._running = running
+        self._events: AsyncIterator[TokenEvent] = running.events()
+        self._samples = [SampleText(index, rules) for index in range(request.n)]
+        self._unfinished = request.n
+        self._call = call
+        self.request = request
+        self.tokenizer = rules.tokenizer
+
+    @property
+    def trace(self) -> Trace:
+        return self._running.trace
+
+    @property
+    def usage(self) -> Usage:
+        completion = sum(sample.completion_tokens for sample in self._samples)
+        return Usage(len(self.request.prompt), completion, self.trace.cached_tokens)
+
+    @property
+    def dropped_tokens(self) -> int:
+        return sum(sample.dropped_tokens for sample in self._samples)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """The next delta, perhaps without text (a first token that is half a character still opens the answer)."""
+        while self._unfinished:
+            try:
+                event = await anext(self._events)
+            except StopAsyncIteration:
+                raise RequestFailed("the answer broke off before its end") from None
+            delta = self._feed(event)
+            if delta is not None:
+                return delta
+        raise StopAsyncIteration
+
+    async def close(self) -> None:
+        if isinstance(self._events, AsyncGenerator):
+            await self._events.aclose()
+
+    def _feed(self, event: TokenEvent) -> Delta | None:
+        """None when the event adds nothing: its sample has already ended."""
+        if not 0 <= event.index < len(self._samples):
+            raise RequestFailed(f"an answer came for sample {event.index}, which was not asked for")
+        sample = self._samples[event.index]
+        if event.ids:
+            self._call.tokens(event.index)
+        ended_before = sample.finish is not None
+        delta = sample.feed(event.ids, event.logprobs, event.end)
+        if ended_before:
+            return None
+        if delta.finish is not None:
+            self._unfinished -= 1
+            if event.end is None:
+                self._running.stop(event.index)
+        return delta
+
+
+class FrontDoor:
+    """One per router. `text` and `model_name` are those of the one base model that is served."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        model_name: str,
+        text: ModelText,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        metrics: FrontMetrics,
+    ) -> None:
+        self.settings = settings
+        self.model_name = model_name
+        self.text = text
+        self.dispatcher = dispatcher
+        self.metrics = metrics
+        self.created = int(clock.wall())
+        metrics.registry.register(StatusCollector(dispatcher.status))
+
+    async def prepare(self, ask: Ask, call: Call, *, public_id: str, deadline_s: float | None = None) -> Request:
+        """A request that fits, or InvalidRequest; Unavailable while no workers are known.
+
+        `deadline_s`: what the client allows from now on; never more than the configured deadline from arrival.
+        """
+        bounds.check_model(ask.model, self.model_name)
+        bounds.check_parameters(ask, self.settings)
+        limits = self.dispatcher.limits()
+        began = call.elapsed()
+        ids = await self._tokenise(ask)
+        fit = bounds.fit(ask, ids, limits)
+        left = self.settings.deadline_s - call.elapsed()
+        if deadline_s is not None:
+            left = min(left, deadline_s - (call.elapsed() - began))
+        if left <= 0:
+            raise DeadlineExceeded("the deadline passed before the request could start")
+        return Request(
+            request_id=new_request_id(),
+            public_id=public_id,
+            prompt=fit.prompt,
+            max_tokens=fit.max_tokens,
+            n=ask.n or 1,
+            sampling=bounds.sampling(ask, limits),
+            stop=ask.stop,
+            stop_token_ids=ask.stop_token_ids,
+            ignore_eos=ask.ignore_eos,
+            deadline_s=left,
+        )
+
+    @asynccontextmanager
+    async def open(self, request: Request, call: Call, *, fresh: bool) -> AsyncIterator[Generation]:
+        """Admit `request`. `fresh`: the answer is a message of its own (chat) rather than the prompt's continuation.
+
+        Raises Overloaded, Unavailable, DeadlineExceeded, RequestFailed.
+        """
+        rules = _rules(request, self.text, self.dispatcher.limits(), fresh=fresh)
+        try:
+            async with (
+                asyncio.timeout(request.deadline_s + DEADLINE_GRACE_S),
+                self.dispatcher.run(request) as running,
+            ):
+                generation = Generation(running, request, rules, call)
+                try:
+                    yield generation
+                finally:
+                    call.used(generation.usage, generation.dropped_tokens)
+                    await generation.close()
+        except TimeoutError:
+            raise DeadlineExceeded("the client did not take its answer before the deadline") from None
+
+    async def _tokenise(self, ask: Ask) -> list[int] | tuple[int, ...]:
+        text, prompt = self.text, ask.prompt
+        match prompt:
+            case TokenPrompt(ids):
+                return ids
+            case TextPrompt(plain):
+                if len(plain) <= INLINE_CHARACTERS:
+                    return text.tokenizer.encode(plain, add_special=True)
+                return await asyncio.to_thread(text.tokenizer.encode, plain, add_special=True)
+            case ChatPrompt(turns):
+                if sum(len(turn.content) + len(turn.role) for turn in turns) <= INLINE_CHARACTERS:
+                    return text.chat_ids(turns)
+                return await asyncio.to_thread(text.chat_ids, turns)
+
+
+def _rules(request: Request, text: ModelText, limits: Limits, *, fresh: bool) -> TextRules:
+    ends = set(request.stop_token_ids)
+    if not request.ignore_eos:
+        ends.update(limits.eos_ids)
+    return TextRules(text.tokenizer, frozenset(ends), request.max_tokens, StopStrings(request.stop), fresh)

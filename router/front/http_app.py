@@ -1,0 +1,97 @@
+"""The HTTP API: OpenAI's routes and what operators look at. Inference itself is http_inference.py.
+
+Every error has OpenAI's shape, unknown routes too. No generated documentation pages: the API is OpenAI's.
+"""
+
+import orjson
+from fastapi import FastAPI
+from fastapi import Request as HttpRequest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cluster.core.errors import HeadraceError, Unavailable
+from router.front import bounds
+from router.front.door import FrontDoor
+from router.front.errors_http import error_headers, error_object, error_shape, status_of
+from router.front.http_inference import inference_routes
+from router.front.openai_shapes import Json, model_json
+
+
+def make_app(front: FrontDoor) -> FastAPI:
+    """The ASGI app of one router."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    for path, endpoint in inference_routes(front).items():
+        app.router.routes.append(Route(path, endpoint, methods=["POST"]))
+    _add_models(app, front)
+    _add_operations(app, front)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(HeadraceError, _our_error)
+    return app
+
+
+def _add_models(app: FastAPI, front: FrontDoor) -> None:
+    def served() -> Json:
+        try:
+            max_context: int | None = front.dispatcher.limits().max_context
+        except Unavailable:  # the name is known before any worker is
+            max_context = None
+        return model_json(front.model_name, front.created, max_context)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return _json({"object": "list", "data": [served()]})
+
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> Response:
+        bounds.check_model(model, front.model_name)
+        return _json(served())
+
+
+def _add_operations(app: FastAPI, front: FrontDoor) -> None:
+    @app.get("/live")
+    async def live() -> Response:
+        return _json({"live": True})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        reasons = not_ready_reasons(front)
+        if not reasons:
+            return _json({"ready": True})
+        return _json({"ready": False, "reasons": reasons}, status=503, headers={"retry-after": "1"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(front.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/status")
+    async def status() -> Response:
+        return _json(front.dispatcher.status())
+
+
+def not_ready_reasons(front: FrontDoor) -> list[str]:
+    """Why no request could be placed now; empty when one could."""
+    if front.dispatcher.ready():
+        return []
+    try:
+        front.dispatcher.limits()
+    except Unavailable as error:
+        return [str(error)]
+    return ["no worker takes requests now"]
+
+
+async def _http_error(request: HttpRequest, error: Exception) -> Response:
+    """Routing errors: 404 and 405."""
+    assert isinstance(error, HTTPException)
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    shape = error_shape(message, "invalid_request_error", code="unknown_url" if error.status_code == 404 else None)
+    return _json(shape, status=error.status_code, headers=dict(error.headers or {}))
+
+
+async def _our_error(_: HttpRequest, error: Exception) -> Response:
+    return _json(error_object(error), status=status_of(error), headers=error_headers(error))
+
+
+def _json(value: Json, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(value), status_code=status, headers=headers, media_type="application/json")

@@ -1,0 +1,189 @@
+"""One OpenAI inference request over HTTP, as a plain ASGI endpoint: we decide when headers go out and how it ends.
+
+1. Read and parse the body; admit the request. Any error so far is a proper HTTP status.
+2. Headers go out with the first token (I4; FAULTS F04), so an attempt that fails before it is still a 5xx.
+3. A failure after that is an error event, no `[DONE]`, and the connection is closed in mid-body: no client can take
+   the answer for a whole one.
+4. A client that leaves at any moment cancels the work (FAULTS R13). Exactly one outcome is counted (metrics.py).
+"""
+
+import asyncio
+import logging
+import re
+import traceback
+from typing import Protocol
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from cluster.core.errors import HeadraceError
+from cluster.core.ids import new_request_id
+from router.front import sse
+from router.front.bodies import ChatBody, CompletionBody, InferenceBody
+from router.front.door import FrontDoor, Generation
+from router.front.errors_http import error_body, error_headers, error_object, status_of
+from router.front.http_body import read_body, while_connected
+from router.front.metrics import Call, ClientGone
+from router.front.openai_shapes import AnswerHead, ChatShape, CompletionShape, Json, WholeSample
+from router.front.text import Delta
+from router.front.usage import Usage
+from router.requests import Request, Trace
+
+log = logging.getLogger("headrace.router.front")
+
+_PATIENCE_S = 1.0  # with a client that does not read, once its request has failed
+_PUBLIC_ID = re.compile(rb"[!-~]{1,128}")
+
+
+class Shape(Protocol):
+    """How an endpoint writes answers (openai_shapes.py)."""
+
+    def chunks(self, delta: Delta) -> list[Json]: ...
+
+    def usage_chunk(self, usage: Usage) -> Json: ...
+
+    def whole(self, samples: list[WholeSample], usage: Usage) -> Json: ...
+
+
+class Reply:
+    """The answer to one HTTP request: remembers whether its headers went out."""
+
+    def __init__(self, send: Send, public_id: str) -> None:
+        self._send = send
+        self._public_id = public_id
+        self.started = False
+
+    async def whole(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        length = {"content-type": "application/json", "content-length": str(len(body))}
+        await self.start(status, {**length, **headers})
+        await self.write(body, more=False)
+
+    async def start(self, status: int, headers: dict[str, str]) -> None:
+        self.started = True
+        lines = {**headers, "x-request-id": self._public_id}
+        encoded = [(name.encode("ascii"), _header_value(value)) for name, value in lines.items()]
+        await self._guarded({"type": "http.response.start", "status": status, "headers": encoded})
+
+    async def write(self, body: bytes, *, more: bool) -> None:
+        await self._guarded({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _guarded(self, message: dict[str, object]) -> None:
+        try:
+            await self._send(message)
+        except OSError:  # ASGI 2.4: the client is gone
+            raise ClientGone from None
+
+
+class InferenceEndpoint:
+    """The ASGI app of one inference route."""
+
+    def __init__(self, front: FrontDoor, api: str, body: type[InferenceBody]) -> None:
+        self._front = front
+        self._api = api
+        self._body = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = Reply(send, public_id := _public_id(scope))
+        try:
+            with self._front.metrics.call(self._api) as call:
+                raw = await read_body(scope, receive, self._front.settings.max_body_bytes)
+                await while_connected(receive, self._serve(raw, public_id, reply, call))
+        except ClientGone:
+            return
+        except asyncio.CancelledError:
+            raise
+        except HeadraceError as error:
+            await _tell(reply, error)
+        except Exception as error:  # the one guard around a request (I8)
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            log.error("request %s failed with %s\n%s", public_id, type(error).__name__, frames)
+            await _tell(reply, error)
+
+    async def _serve(self, raw: bytes, public_id: str, reply: Reply, call: Call) -> None:
+        front = self._front
+        body = self._body.parse(raw)
+        request = await front.prepare(body.ask(), call, public_id=public_id)
+        shape = self._shape(body, request)
+        chat = isinstance(body, ChatBody)
+        async with front.open(request, call, fresh=chat) as generation:
+            if body.stream:
+                await _stream(generation, shape, reply)
+            else:
+                samples = await _gather(generation)
+        if not body.stream:
+            answer = orjson.dumps(shape.whole(samples, generation.usage))
+            await reply.whole(200, answer, trace_headers(generation.trace))
+            return
+        ending = sse.event(shape.usage_chunk(generation.usage)) if body.include_usage else b""
+        await reply.write(ending + sse.DONE, more=False)
+
+    def _shape(self, body: InferenceBody, request: Request) -> Shape:
+        front = self._front
+        chat = isinstance(body, ChatBody)
+        head = AnswerHead(
+            answer_id=("chatcmpl-" if chat else "cmpl-") + new_request_id(),
+            created=int(front.metrics.clock.wall()),
+            model=front.model_name,
+            tokenizer=front.text.tokenizer,
+            top=request.sampling.logprobs,
+            include_usage=body.include_usage,
+        )
+        return ChatShape(head) if chat else CompletionShape(head)
+
+
+def inference_routes(front: FrontDoor) -> dict[str, InferenceEndpoint]:
+    """Path -> endpoint."""
+    return {
+        "/v1/chat/completions": InferenceEndpoint(front, "chat", ChatBody),
+        "/v1/completions": InferenceEndpoint(front, "completions", CompletionBody),
+    }
+
+
+async def _stream(generation: Generation, shape: Shape, reply: Reply) -> None:
+    async for delta in generation:
+        if not reply.started:
+            await reply.start(200, sse.HEADERS)
+        if events := b"".join(sse.event(chunk) for chunk in shape.chunks(delta)):
+            await reply.write(events, more=True)
+
+
+async def _gather(generation: Generation) -> list[WholeSample]:
+    samples = [WholeSample() for _ in range(generation.request.n)]
+    async for delta in generation:
+        samples[delta.index].add(delta)
+    return samples
+
+
+async def _tell(reply: Reply, error: Exception) -> None:
+    """A status, or an error event and then nothing: returning with an unfinished body makes the server cut the line."""
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            if reply.started:
+                await reply.write(sse.event(error_object(error)), more=True)
+            else:
+                await reply.whole(status_of(error), error_body(error), error_headers(error))
+    except (ClientGone, TimeoutError):
+        log.debug("the client left, or does not read, and was not told of %s", type(error).__name__)
+
+
+def trace_headers(trace: Trace) -> dict[str, str]:
+    """What happened to a request, for people with curl. Times in milliseconds."""
+    headers = {
+        "x-headrace-prefill": trace.prefill_worker,
+        "x-headrace-decode": trace.decode_worker,
+        "x-headrace-transport": trace.transport,
+        "x-headrace-attempts": str(trace.attempts),
+        "x-headrace-kv-bytes": str(trace.kv_bytes),
+        "x-headrace-timings-ms": ";".join(f"{name}={value:.3f}" for name, value in trace.timings_ms.items()),
+    }
+    return {name: value for name, value in headers.items() if value}
+
+
+def _public_id(scope: Scope) -> str:
+    """The client's own x-request-id where it is short and printable, else one of ours. Only echoed (FAULTS C37)."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return given.decode("ascii") if _PUBLIC_ID.fullmatch(given) else f"req-{new_request_id()}"
+
+
+def _header_value(value: str) -> bytes:
+    return value.encode("ascii", "replace").replace(b"\r", b"?").replace(b"\n", b"?")

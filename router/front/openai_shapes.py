@@ -1,0 +1,186 @@
+"""Answers in OpenAI's shapes: https://platform.openai.com/docs/api-reference/chat and .../completions.
+
+One class per endpoint with the same methods, so the code that runs a request does not know which one it serves. Both
+streams are: [role chunk, chat only] text chunks, one finish chunk per sample, then one usage chunk if asked for.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from router.front.text import Delta, FinishReason, TokenEntry
+from router.front.tokenizer import Tokenizer
+from router.front.usage import Usage
+
+Json = dict[str, object]
+
+_LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What every message of one answer repeats. `top`: alternatives per token; None: no log-probabilities."""
+
+    answer_id: str
+    created: int
+    model: str
+    tokenizer: Tokenizer
+    top: int | None
+    include_usage: bool = False
+
+
+@dataclass(slots=True)
+class WholeSample:
+    """A sample's deltas gathered for an answer in one piece."""
+
+    texts: list[str] = field(default_factory=list)
+    entries: list[TokenEntry] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.entries.extend(delta.entries)
+        self.finish = delta.finish
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+class _Shape:
+    """What both endpoints share."""
+
+    object_whole: str
+    object_chunk: str
+
+    def __init__(self, head: AnswerHead) -> None:
+        self._head = head
+
+    def usage_chunk(self, usage: Usage) -> Json:
+        return {**self._frame(self.object_chunk), "choices": [], "usage": usage_json(usage)}
+
+    def _frame(self, kind: str) -> Json:
+        head = self._head
+        return {"id": head.answer_id, "object": kind, "created": head.created, "model": head.model}
+
+    def _chunk(self, choice: Json) -> Json:
+        chunk = {**self._frame(self.object_chunk), "choices": [choice]}
+        if self._head.include_usage:  # OpenAI: null in every chunk but the last
+            chunk["usage"] = None
+        return chunk
+
+
+class ChatShape(_Shape):
+    """chat.completion and chat.completion.chunk."""
+
+    object_whole = "chat.completion"
+    object_chunk = "chat.completion.chunk"
+
+    def __init__(self, head: AnswerHead) -> None:
+        super().__init__(head)
+        self._opened: set[int] = set()
+
+    def chunks(self, delta: Delta) -> list[Json]:
+        """The chunks of one delta; none when it shows nothing."""
+        chunks: list[Json] = []
+        if delta.index not in self._opened:
+            self._opened.add(delta.index)
+            chunks.append(self._choice(delta.index, {"role": "assistant", "content": ""}, (), None))
+        if delta.text:
+            chunks.append(self._choice(delta.index, {"content": delta.text}, delta.entries, None))
+        if delta.finish:
+            rest = () if delta.text else delta.entries
+            chunks.append(self._choice(delta.index, {}, rest, delta.finish))
+        return chunks
+
+    def whole(self, samples: Sequence[WholeSample], usage: Usage) -> Json:
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": sample.text, "refusal": None},
+                "logprobs": None if self._head.top is None else self._logprobs(sample.entries),
+                "finish_reason": sample.finish,
+            }
+            for index, sample in enumerate(samples)
+        ]
+        return {**self._frame(self.object_whole), "choices": choices, "usage": usage_json(usage)}
+
+    def _choice(self, index: int, delta: Json, entries: Sequence[TokenEntry], finish: FinishReason | None) -> Json:
+        shown = any(entry.shown for entry in entries)
+        logprobs = self._logprobs(entries) if shown else None
+        return self._chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish})
+
+    def _logprobs(self, entries: Iterable[TokenEntry]) -> Json:
+        return {"content": [self._entry(entry) for entry in entries if entry.shown], "refusal": None}
+
+    def _entry(self, entry: TokenEntry) -> Json:
+        top = [
+            self._token(token_id, self._head.tokenizer.token_bytes(token_id), logprob)
+            for token_id, logprob in entry.logprob.top[: self._head.top]
+        ]
+        return {**self._token(entry.token_id, entry.bytes, entry.logprob.logprob), "top_logprobs": top}
+
+    def _token(self, token_id: int, token: bytes | None, logprob: float) -> Json:
+        return {
+            "token": self._head.tokenizer.label(token_id),
+            "bytes": None if token is None else list(token),
+            "logprob": _finite(logprob),
+        }
+
+
+class CompletionShape(_Shape):
+    """text_completion, whole and in chunks."""
+
+    object_whole = "text_completion"
+    object_chunk = "text_completion"
+
+    def chunks(self, delta: Delta) -> list[Json]:
+        """The chunks of one delta; none when it shows nothing."""
+        if not delta.text and not delta.finish:
+            return []
+        return [self._chunk(self._choice(delta.index, delta.text, delta.entries, delta.finish))]
+
+    def whole(self, samples: Sequence[WholeSample], usage: Usage) -> Json:
+        choices = [
+            self._choice(index, sample.text, sample.entries, sample.finish) for index, sample in enumerate(samples)
+        ]
+        return {**self._frame(self.object_whole), "choices": choices, "usage": usage_json(usage)}
+
+    def _choice(self, index: int, text: str, entries: Sequence[TokenEntry], finish: FinishReason | None) -> Json:
+        logprobs = None if self._head.top is None else self._logprobs(entries)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+    def _logprobs(self, entries: Sequence[TokenEntry]) -> Json:
+        shown = [entry for entry in entries if entry.shown]
+        label = self._head.tokenizer.label
+        return {
+            "tokens": [label(entry.token_id) for entry in shown],
+            "token_logprobs": [_finite(entry.logprob.logprob) for entry in shown],
+            "top_logprobs": [self._top(entry) for entry in shown],
+            "text_offset": [entry.offset for entry in shown],
+        }
+
+    def _top(self, entry: TokenEntry) -> dict[str, float]:
+        """The most likely tokens and, always, the drawn one."""
+        label = self._head.tokenizer.label
+        top = {label(token_id): _finite(logprob) for token_id, logprob in entry.logprob.top[: self._head.top]}
+        top.setdefault(label(entry.token_id), _finite(entry.logprob.logprob))
+        return top
+
+
+def usage_json(usage: Usage) -> Json:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
+
+
+def model_json(model: str, created: int, max_context: int | None) -> Json:
+    """`max_model_len` is vLLM's name for the context, which its clients read; left out while it is not known."""
+    shape: Json = {"id": model, "object": "model", "created": created, "owned_by": "headrace"}
+    return shape if max_context is None else {**shape, "max_model_len": max_context}
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob >= _LOWEST_LOGPROB else _LOWEST_LOGPROB

@@ -1,0 +1,15 @@
+"""Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+
+import orjson
+
+DONE = b"data: [DONE]\n\n"
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # nginx would gather the stream otherwise
+}
+
+
+def event(payload: dict[str, object]) -> bytes:
+    """One event. JSON escapes line ends, so the payload is always one line."""
+    return b"data: " + orjson.dumps(payload) + b"\n\n"

@@ -1,0 +1,153 @@
+"""One sample's text: a pure fold over token ids (DESIGN §4.11).
+
+    feed(ids, ...) -> Delta, any number of times, until a Delta has `finish`
+
+1. Each id is counted, up to and including the one that ends the sample.
+2. It ends at the first id where any of these holds: end-of-sequence or stop token (its own text is not shown), a stop
+   string completed (text is cut before it), max_tokens reached; or where the decode worker says so. What comes later
+   is dropped and counted.
+3. Its bytes become characters (utf8.py), characters pass the stop strings (stops.py), what is certain is shown.
+How ids were grouped into calls changes the grouping of deltas and nothing else, so a stream, a whole answer and a
+replay agree by construction.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from router.front.stops import StopScan, StopStrings
+from router.front.tokenizer import Tokenizer
+from router.front.utf8 import Utf8Stream
+from router.requests import EndReason, TokenLogprob
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """What ends a sample and how its tokens read; shared by the samples of a request.
+
+    `end_ids`: ids that end it and are not shown. `fresh`: the text starts a message of its own, so the space that some
+    tokenizers put before a text is dropped; otherwise it continues the prompt and the space belongs to it.
+    """
+
+    tokenizer: Tokenizer
+    end_ids: frozenset[int]
+    max_tokens: int
+    stops: StopStrings
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """A token's log-probability and place. `bytes` None: it has no text. `offset`: characters of the sample before it.
+
+    `shown` False: none of its text is in the answer (it ended the sample, or a stop string cut it off).
+    """
+
+    token_id: int
+    bytes: bytes | None
+    offset: int
+    logprob: TokenLogprob
+    shown: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step adds to a sample. `ids` are those counted by it; `entries` come with the text they belong to."""
+
+    index: int
+    text: str = ""
+    ids: tuple[int, ...] = ()
+    entries: tuple[TokenEntry, ...] = ()
+    finish: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class _Step:
+    """What one `feed` has gathered so far."""
+
+    text: list[str] = field(default_factory=list)
+    counted: int = 0
+    finish: FinishReason | None = None
+
+
+class SampleText:
+    """The fold of sample `index`."""
+
+    def __init__(self, index: int, rules: TextRules) -> None:
+        self._index = index
+        self._rules = rules
+        self._utf8 = Utf8Stream(rules.tokenizer.leading_spaces if rules.fresh else 0)
+        self._scan = StopScan(rules.stops)
+        self._waiting: deque[TokenEntry] = deque()
+        self._shown_characters = 0
+        self.finish: FinishReason | None = None
+        self.completion_tokens = 0
+        self.dropped_tokens = 0
+
+    def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] = (), end: EndReason | None = None) -> Delta:
+        """Take the next ids. `logprobs` is empty or as long as `ids`; `end`: the worker ended with the last of them."""
+        if self.finish is not None:
+            self.dropped_tokens += len(ids)
+            return Delta(self._index)
+        step = _Step()
+        for at, token_id in enumerate(ids):
+            self._take(token_id, logprobs[at] if logprobs else None, step)
+            if step.finish is not None:
+                break
+        if step.finish is None and end is not None:
+            step.finish = "length" if end == "length" else "stop"
+            self._flush(step)
+        self.dropped_tokens += len(ids) - step.counted
+        self.finish = step.finish
+        text = "".join(step.text)
+        self._shown_characters += len(text)
+        return Delta(self._index, text, tuple(ids[: step.counted]), self._release(text, step), step.finish)
+
+    def _take(self, token_id: int, logprob: TokenLogprob | None, step: _Step) -> None:
+        rules, offset = self._rules, self._utf8.characters
+        step.counted += 1
+        self.completion_tokens += 1
+        ends = token_id in rules.end_ids
+        token = None if ends else rules.tokenizer.token_bytes(token_id)
+        contributed = None
+        if token is not None:
+            contributed, text = self._utf8.feed(token)
+            self._show(text, step)
+        if logprob is not None:
+            own = rules.tokenizer.token_bytes(token_id) if ends else contributed
+            self._waiting.append(TokenEntry(token_id, own, offset, logprob, shown=not ends))
+        if step.finish is not None:
+            return
+        if ends:
+            step.finish = "stop"
+            self._flush(step)
+        elif self.completion_tokens >= rules.max_tokens:
+            step.finish = "length"
+            self._flush(step)
+
+    def _show(self, text: str, step: _Step) -> None:
+        """Pass characters through the stop strings; a match ends the sample."""
+        certain, matched = self._scan.feed(text)
+        step.text.append(certain)
+        if matched:
+            step.finish = "stop"
+
+    def _flush(self, step: _Step) -> None:
+        """The sample ends without a stop string: an incomplete character and held-back text are shown now."""
+        self._show(self._utf8.finish(), step)
+        step.text.append(self._scan.finish())
+
+    def _release(self, text: str, step: _Step) -> tuple[TokenEntry, ...]:
+        """Entries whose first character is shown now; at the end the rest, marked when their text is not shown."""
+        if not self._waiting or not (text or step.finish):
+            return ()
+        released: list[TokenEntry] = []
+        shown = self._shown_characters
+        while self._waiting and (step.finish or self._waiting[0].offset < shown):
+            entry = self._waiting.popleft()
+            inside = entry.offset < shown or (not entry.bytes and entry.offset == shown)
+            released.append(replace(entry, offset=min(entry.offset, shown), shown=entry.shown and inside))
+        return tuple(released)

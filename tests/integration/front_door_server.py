@@ -1,0 +1,77 @@
+"""A front door over a fake dispatcher, served by uvicorn on a free port in the test's own event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import uvicorn
+from openai import AsyncOpenAI
+from prometheus_client import CollectorRegistry
+
+from cluster.core.clock import SystemClock
+from cluster.core.config import RouterSettings
+from router.front.door import FrontDoor
+from router.front.http_app import make_app
+from router.front.metrics import FrontMetrics
+from router.front.model_text import load_model_text
+from tests.fakes.dispatcher import FakeDispatcher
+
+MODEL = "tracer"
+
+
+class _Server(uvicorn.Server):
+    """Tells when it listens, so nobody has to poll."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        await super().startup(sockets=None)
+        self.listening.set()
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running front door."""
+
+    front: FrontDoor
+    dispatcher: FakeDispatcher
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def openai(self) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0)
+
+    def outcomes(self, api: str) -> dict[str, float]:
+        """Outcome -> count, of those that happened."""
+        family = next(iter(self.front.metrics.requests.collect()))
+        return {
+            sample.labels["outcome"]: sample.value
+            for sample in family.samples
+            if sample.name.endswith("_total") and sample.labels["api"] == api
+        }
+
+
+def make_front(dispatcher: FakeDispatcher, settings: RouterSettings | None = None) -> FrontDoor:
+    clock = SystemClock()
+    metrics = FrontMetrics(CollectorRegistry(), clock)
+    return FrontDoor(settings or RouterSettings(), MODEL, load_model_text(None), dispatcher, clock, metrics)
+
+
+@asynccontextmanager
+async def serve(dispatcher: FakeDispatcher, settings: RouterSettings | None = None) -> AsyncIterator[Served]:
+    front = make_front(dispatcher, settings)
+    config = uvicorn.Config(make_app(front), host="127.0.0.1", port=0, log_level="error", lifespan="off")
+    server = _Server(config)
+    task = asyncio.create_task(server.serve())
+    await server.listening.wait()
+    try:
+        yield Served(front, dispatcher, server.servers[0].sockets[0].getsockname()[1])
+    finally:
+        server.should_exit = True
+        await task
