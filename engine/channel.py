@@ -245,6 +245,7 @@ class SocketPort:
         """See EnginePort."""
         with contextlib.suppress(OSError):  # the other end was first
             self._socket.shutdown(socket.SHUT_RDWR)
+        self._reader.close()  # after the shutdown, which ended a `read` that held the reader's lock
         self._socket.close()
 
 

@@ -2,7 +2,8 @@
 
 1. `main` reads `--fd N`, the engine's end of a socket pair (engine/client.py), and asks the kernel to be killed when
    the parent dies. Ctrl-C is the server's business.
-2. The reader thread takes frames off the socket: Read, AddPeer and DropPeer go to the wire thread, the rest to main.
+2. The reader thread takes frames off the socket: Read, AddPeer, DropPeer and Serve go to the wire thread, the
+   rest to main.
 3. Init: load the model, touch and poison the memory, start the wire thread, register, answer Ready.
 4. Step, Copy, Digest, Poison in the order they came, each answered as engine/messages.py says.
 5. Shutdown or the end of the socket: leave in order. Anything unexpected: Fatal with its reason, exit code 1.
@@ -36,6 +37,7 @@ from engine.messages import (
     Read,
     Ready,
     Report,
+    Serve,
     Shutdown,
     Step,
 )
@@ -121,7 +123,7 @@ class Engine:
         """The reader thread."""
         try:
             while (command := self._port.receive()) is not None:
-                if isinstance(command, Read | AddPeer | DropPeer):
+                if isinstance(command, Read | AddPeer | DropPeer | Serve):
                     self._wire.submit(command)
                 else:
                     self._commands.put(command)

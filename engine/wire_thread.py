@@ -1,9 +1,9 @@
 """The wire thread: the one thread that owns the transport and makes every call to it (DESIGN §2).
 
 1. `start` runs the transport's making and registering on the thread itself, and waits for the outcome.
-2. Then it takes commands (Read, AddPeer, DropPeer) off its queue and reports what came of them.
-3. While reads are in progress, or peers may be reading from here over TCP, it looks every 0.2 ms; else it sleeps on its
-   queue. It never spins, and an idle engine costs nothing.
+2. Then it takes commands (Read, AddPeer, DropPeer, Serve) off its queue and reports what came of them.
+3. While the transport is busy - reads or warm-ups in progress, or peers that need this side's help - it looks every
+   0.2 ms; else it sleeps on its queue. It never spins, and an idle engine costs nothing.
 4. `stop` lets it close the transport and waits for it.
 """
 
@@ -15,13 +15,12 @@ from concurrent.futures import Future
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.core.errors import TransferError
-from engine.messages import AddPeer, DropPeer, PeerAdded, PeerFailed, Read, Report
+from engine.messages import AddPeer, DropPeer, Read, Report, Serve
 from engine.wire import Transport
 
 POLL_S = 0.0002
 
-WireCommand = Read | AddPeer | DropPeer
+WireCommand = Read | AddPeer | DropPeer | Serve
 
 
 class WireThread:
@@ -62,7 +61,7 @@ class WireThread:
     ) -> None:
         try:
             transport = make()
-            metadata = transport.register(pool, staging, staging.shape[1])
+            metadata = transport.register(pool, staging)
         except Exception as error:  # whatever it is, it belongs to the thread that waits in `start`
             ready.set_exception(error)
             return
@@ -76,9 +75,8 @@ class WireThread:
 
     def _loop(self, transport: Transport) -> None:
         while True:
-            watching = transport.busy or transport.serving
             try:
-                command = self._queue.get(timeout=POLL_S if watching else None)
+                command = self._queue.get(timeout=POLL_S if transport.busy else None)
             except queue.Empty:
                 pass
             else:
@@ -89,14 +87,12 @@ class WireThread:
                 self._report(ended)
 
     def _obey(self, transport: Transport, command: WireCommand) -> None:
-        if isinstance(command, Read):
-            transport.read(command.id, command.peer, command.ranges, command.slot)
-        elif isinstance(command, DropPeer):
-            transport.drop_peer(command.peer)
-        else:
-            try:
-                transport.add_peer(command.peer, command.metadata)
-            except TransferError as error:
-                self._report(PeerFailed(command.peer, str(error)))
-            else:
-                self._report(PeerAdded(command.peer))
+        match command:
+            case Read():
+                transport.read(command.id, command.peer, command.ranges, command.slot)
+            case AddPeer():
+                transport.add_peer(command.peer, command.metadata, command.pool_address)
+            case DropPeer():
+                transport.drop_peer(command.peer)
+            case Serve():
+                transport.serve(command.on)

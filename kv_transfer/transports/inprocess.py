@@ -1,10 +1,11 @@
 """A transport between engines of one process: the sibling of NIXL for simulation, tests and one-process demos.
 
 Same contract (engine/wire.py, tests/contract/test_transport.py). Memory is found by address: an `InProcessNetwork`
-knows each agent's registered pool. Bytes are copied in `poll`, not in `read`, as late as a real one-sided read may copy them:
-what the holder overwrites in between is what arrives.
+knows each agent's registered pool. Bytes are copied in `poll`, not in `read`, as late as a real one-sided read may copy
+them: what the holder overwrites in between is what arrives.
 """
 
+import math
 import threading
 from dataclasses import dataclass
 
@@ -13,9 +14,10 @@ from numpy.typing import NDArray
 
 from cluster.core.clock import Clock
 from cluster.core.errors import TransferError
-from engine.messages import ReadDone, ReadFailed
+from engine.messages import PeerAdded, PeerFailed, ReadDone, ReadFailed
 
 Bytes = NDArray[np.uint8]
+WARM_BYTES = 1 << 20
 
 
 class InProcessNetwork:
@@ -44,14 +46,21 @@ class InProcessNetwork:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
-    """A read that was started: what it copies, or why it cannot."""
+class _Reading:
+    """A read in progress: what it copies to where."""
 
     read_id: int
     started: float
     sources: list[Bytes]
     slot: int
-    failure: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Warming:
+    """A peer being added: the part of its pool that warms the link."""
+
+    peer: str
+    source: Bytes
 
 
 class InProcessTransport:
@@ -64,22 +73,27 @@ class InProcessTransport:
         self._agent = agent
         self._clock = clock
         self._peers: set[str] = set()
-        self._pending: list[_Pending] = []
+        self._pending: list[_Reading | _Warming | ReadFailed | PeerFailed] = []
         self._staging: Bytes = np.empty((0, 0), np.uint8)
 
-    def register(self, pool: Bytes, staging: Bytes, slot_bytes: int) -> bytes:
-        """See Transport. `staging` is [slots, slot_bytes]. The metadata is the agent's name."""
-        self._staging = staging.reshape(-1, slot_bytes)
+    def register(self, pool: Bytes, staging: Bytes) -> bytes:
+        """See Transport. The metadata is the agent's name. Raises TransferError when the name is taken."""
+        self._staging = staging
         self._network.join(self._agent, pool)
         return self._agent.encode()
 
-    def add_peer(self, peer: str, metadata: bytes) -> None:
+    def add_peer(self, peer: str, metadata: bytes, pool_address: int) -> None:
         """See Transport."""
+        pool = self._network.pool(peer)
         if metadata != peer.encode():
-            raise TransferError(f"the metadata are not those of {peer}")
-        if self._network.pool(peer) is None:
-            raise TransferError(f"peer {peer} cannot be reached")
-        self._peers.add(peer)
+            self._pending.append(PeerFailed(peer, f"the metadata are not those of {peer}"))
+        elif pool is None:
+            self._pending.append(PeerFailed(peer, f"peer {peer} cannot be reached"))
+        elif pool_address != int(pool.ctypes.data):
+            self._pending.append(PeerFailed(peer, f"the pool of {peer} does not begin at {pool_address:#x}"))
+        else:
+            self._peers.add(peer)
+            self._pending.append(_Warming(peer, pool[:WARM_BYTES]))
 
     def drop_peer(self, peer: str) -> None:
         """See Transport."""
@@ -87,28 +101,25 @@ class InProcessTransport:
 
     def read(self, read_id: int, peer: str, ranges: list[tuple[int, int]], slot: int) -> None:
         """See Transport."""
-        sources: list[Bytes] = []
-        failure: str | None = None
         try:
             sources = self._locate(peer, ranges, slot)
         except TransferError as error:
-            failure = str(error)
-        self._pending.append(_Pending(read_id, self._clock.now(), sources, slot, failure))
+            self._pending.append(ReadFailed(read_id, str(error)))
+        else:
+            self._pending.append(_Reading(read_id, self._clock.now(), sources, slot))
 
-    def poll(self) -> list[ReadDone | ReadFailed]:
+    def serve(self, on: bool) -> None:
+        """See Transport. Nothing to do: readers copy for themselves."""
+
+    def poll(self) -> list[ReadDone | ReadFailed | PeerAdded | PeerFailed]:
         """See Transport."""
         pending, self._pending = self._pending, []
-        return [self._finish(read) for read in pending]
+        return [self._finish(one) for one in pending]
 
     @property
     def busy(self) -> bool:
         """See Transport."""
         return bool(self._pending)
-
-    @property
-    def serving(self) -> bool:
-        """See Transport: readers copy for themselves."""
-        return False
 
     def close(self) -> None:
         """See Transport."""
@@ -130,11 +141,22 @@ class InProcessTransport:
                 raise TransferError(f"{size} bytes at {address:#x} are not in the pool of {peer}")
         return [pool[address - base : address - base + size] for address, size in ranges]
 
-    def _finish(self, read: _Pending) -> ReadDone | ReadFailed:
-        if read.failure is not None:
-            return ReadFailed(read.read_id, read.failure)
-        place = 0
-        for source in read.sources:
-            self._staging[read.slot, place : place + source.nbytes] = source
-            place += source.nbytes
-        return ReadDone(read.read_id, self._clock.now() - read.started)
+    def _finish(
+        self, pending: _Reading | _Warming | ReadFailed | PeerFailed
+    ) -> ReadDone | ReadFailed | PeerAdded | PeerFailed:
+        match pending:
+            case _Warming():
+                started = self._clock.now()
+                pending.source.copy()
+                seconds = self._clock.now() - started
+                # On a virtual clock the copy takes no time at all.
+                speed = pending.source.nbytes / seconds / 1e9 if seconds > 0 else math.inf
+                return PeerAdded(pending.peer, needs_polling=False, gb_per_s=speed)
+            case _Reading():
+                place = 0
+                for source in pending.sources:
+                    self._staging[pending.slot, place : place + source.nbytes] = source
+                    place += source.nbytes
+                return ReadDone(pending.read_id, self._clock.now() - pending.started)
+            case _:
+                return pending

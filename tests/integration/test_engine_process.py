@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -63,7 +64,7 @@ R = TypeVar("R", bound=Report)
 
 def init(model: ModelSpec = SPEC, **changes: object) -> Init:
     base = Init("me-1", model, SIZE, BLOCKS, 2, 8 * LAYOUT.block_bytes, 1, True, "inprocess", {})
-    return Init(**{**{name: getattr(base, name) for name in base.__struct_fields__}, **changes})  # type: ignore[arg-type]
+    return msgspec.structs.replace(base, **changes)
 
 
 class Server:
@@ -111,7 +112,7 @@ class Server:
 
 def row(sequence: int, start: int, tokens: list[int] | None, table: list[int], **changes: object) -> Row:
     base = Row(sequence, start, tokens, 0, table, True, [], [GREEDY])
-    return Row(**{**{name: getattr(base, name) for name in base.__struct_fields__}, **changes})  # type: ignore[arg-type]
+    return msgspec.structs.replace(base, **changes)
 
 
 def local_pool(
@@ -189,7 +190,7 @@ async def test_read_copy_and_decode_from_the_copy() -> None:
     async with running() as server:
         answer = await server.ask(init(), Ready)
         await server.step(row(1, 0, PROMPT[:8], [10, 11], samples=[]))
-        assert await server.ask(AddPeer("me-1", answer.metadata), PeerAdded) == PeerAdded("me-1")
+        assert (await server.ask(AddPeer("me-1", answer.metadata, answer.pool_address), PeerAdded)).peer == "me-1"
         # In the order of the table, though not in that of the addresses.
         ranges = [(answer.pool_address + block * LAYOUT.block_bytes, LAYOUT.block_bytes) for block in (10, 11)]
         assert (await server.ask(Read(77, "me-1", ranges, 1), ReadDone)).id == 77
@@ -203,7 +204,7 @@ async def test_read_copy_and_decode_from_the_copy() -> None:
 
 async def test_wire_failures_are_reports() -> None:
     async with ready() as server:
-        assert (await server.ask(AddPeer("nobody", b"nobody"), PeerFailed)).peer == "nobody"
+        assert (await server.ask(AddPeer("nobody", b"nobody", 0), PeerFailed)).peer == "nobody"
         assert (await server.ask(Read(5, "nobody", [(0, 8)], 0), ReadFailed)).id == 5
         await server.step(row(1, 0, [1], [0]))  # and the engine goes on
 
