@@ -1,0 +1,55 @@
+"""Desired and actual in, actions out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.pipe import PipeError, Role
+from cluster.reconcile import Action, Desired, Start, Stop, reconcile
+
+CASES: list[tuple[Desired, list[str], list[str], list[Action]]] = [
+    ({"decode": 0}, [], [], []),
+    ({"decode": 2}, [], [], [Start("decode-0", "decode"), Start("decode-1", "decode")]),
+    ({"decode": 1}, ["decode-0", "decode-1", "decode-2"], [], [Stop("decode-1"), Stop("decode-2")]),
+    ({"decode": 3}, ["decode-0", "decode-2"], [], [Start("decode-1", "decode")]),
+    ({"decode": 2}, ["decode-7"], [], [Start("decode-0", "decode")]),
+    ({"decode": 2}, ["decode-0"], ["decode-1"], []),
+    ({"decode": 1, "prefill": 1}, ["decode-0", "decode-1"], [], [Stop("decode-1"), Start("prefill-0", "prefill")]),
+    ({"decode": 1}, ["decode-0", "prefill-0"], [], []),
+    ({"decode": 1}, ["decode-9", "decode-10"], [], [Stop("decode-10")]),
+]
+
+
+@pytest.mark.parametrize(("desired", "running", "stopping", "actions"), CASES)
+def test_table(desired: Desired, running: list[str], stopping: list[str], actions: list[Action]) -> None:
+    assert reconcile(desired, running, stopping) == actions
+
+
+def test_a_foreign_name_is_refused() -> None:
+    with pytest.raises(PipeError):
+        reconcile({"decode": 1}, ["controller"])
+
+
+roles = st.sampled_from(["prefill", "decode", "router"])
+names = st.builds("{}-{}".format, roles, st.integers(0, 12))
+
+
+@given(st.dictionaries(roles, st.integers(0, 8), min_size=3), st.sets(names))
+def test_carried_out_it_is_what_was_desired_and_then_nothing_is_left_to_do(
+    desired: dict[Role, int], running: set[str]
+) -> None:
+    for action in reconcile(desired, running):
+        if isinstance(action, Start):
+            assert action.name not in running
+            running.add(action.name)
+        else:
+            running.remove(action.name)
+    for role, count in desired.items():
+        assert sum(name.startswith(role) for name in running) == count
+    assert reconcile(desired, running) == []
+
+
+@given(st.integers(0, 8), st.sets(names), st.sets(names))
+def test_a_stopping_name_is_never_started(count: int, running: set[str], stopping: set[str]) -> None:
+    actions = reconcile({"decode": count}, running - stopping, stopping)
+    assert not {action.name for action in actions if isinstance(action, Start)} & stopping
