@@ -13,10 +13,8 @@ from pydantic_core import PydanticCustomError
 
 from cluster.core.errors import InvalidRequest
 from router.front.ask import Ask, ChatPrompt, Prompt, Spelling, TextPrompt, TokenPrompt
-from router.front.chat import ChatTurn
+from router.front.chat import ROLES, ChatTurn
 from router.front.unsupported import refuse_unsupported
-
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 def _one_or_many(value: object) -> object:
@@ -42,7 +40,7 @@ def _content(value: object) -> object:
     texts: list[str] = []
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text":
-            raise PydanticCustomError("content", "only parts of type text are supported")
+            raise PydanticCustomError("unsupported", "only parts of type text are supported")
         if not isinstance(text := part.get("text"), str):
             raise PydanticCustomError("content", "a text part must hold a string `text`")
         texts.append(text)
@@ -50,9 +48,18 @@ def _content(value: object) -> object:
 
 
 def _role(value: object) -> object:
-    if not isinstance(value, str) or value not in _ROLES:
-        raise PydanticCustomError("role", "must be one of system, developer, user, assistant")
-    return _ROLES[value]
+    if value in ("tool", "function"):
+        raise PydanticCustomError("unsupported", "tools are not supported yet")
+    if not isinstance(value, str) or value not in ROLES:
+        raise PydanticCustomError("role", f"must be one of {', '.join(ROLES)}")
+    return ROLES[value]
+
+
+def _nothing(value: object) -> object:
+    """A part of messages that is not built yet."""
+    if value is not None and value != []:
+        raise PydanticCustomError("unsupported", "is not supported yet")
+    return None
 
 
 class Body(BaseModel):
@@ -68,6 +75,9 @@ class StreamOptions(Body):
 class ChatMessage(Body):
     role: Annotated[str, BeforeValidator(_role)]
     content: Annotated[str, BeforeValidator(_content)]
+    tool_calls: Annotated[object, BeforeValidator(_nothing)] = None
+    function_call: Annotated[object, BeforeValidator(_nothing)] = None
+    audio: Annotated[object, BeforeValidator(_nothing)] = None
 
 
 class InferenceBody(Body):
@@ -199,5 +209,6 @@ def _named(error: ValidationError) -> InvalidRequest:
     param = ""
     for part in fault["loc"]:
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part
-    code = "missing_required_parameter" if fault["type"] == "missing" else "invalid_type"
+    codes = {"missing": "missing_required_parameter", "unsupported": "unsupported_parameter"}
+    code = codes.get(fault["type"], "invalid_type")
     return InvalidRequest(f"{param}: {fault['msg'].lower()}", param=param or None, code=code)

@@ -19,6 +19,10 @@ from cluster.core.errors import InvalidRequest, ModelError
 TRACER_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 
 
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""Role as clients write it -> as templates know it. OpenAI's `developer` is its newer name for `system`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
     """One message. `role`: system, user or assistant."""

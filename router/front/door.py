@@ -26,7 +26,7 @@ from router.requests import Dispatcher, Limits, Request, Running, TokenEvent, Tr
 
 # Tokenising takes about 1 ms per 8,000 characters; longer texts must not hold up everybody's streams.
 INLINE_CHARACTERS = 8192
-# The dispatcher ends a request at its deadline. This much later we stop waiting for a client that does not read.
+# How much later than the dispatcher the front door gives up by itself.
 DEADLINE_GRACE_S = 1.0
 
 
@@ -151,19 +151,13 @@ class FrontDoor:
         Raises Overloaded, Unavailable, DeadlineExceeded, RequestFailed.
         """
         rules = _rules(request, self.text, self.dispatcher.limits(), fresh=fresh)
-        try:
-            async with (
-                asyncio.timeout(request.deadline_s + DEADLINE_GRACE_S),
-                self.dispatcher.run(request) as running,
-            ):
-                generation = Generation(running, request, rules, call)
-                try:
-                    yield generation
-                finally:
-                    call.used(generation.usage, generation.dropped_tokens)
-                    await generation.close()
-        except TimeoutError:
-            raise DeadlineExceeded("the client did not take its answer before the deadline") from None
+        async with self.dispatcher.run(request) as running:
+            generation = Generation(running, request, rules, call)
+            try:
+                yield generation
+            finally:
+                call.used(generation.usage, generation.dropped_tokens)
+                await generation.close()
 
     async def _tokenise(self, ask: Ask) -> list[int] | tuple[int, ...]:
         text, prompt = self.text, ask.prompt
@@ -178,6 +172,19 @@ class FrontDoor:
                 if sum(len(turn.content) + len(turn.role) for turn in turns) <= INLINE_CHARACTERS:
                     return text.chat_ids(turns)
                 return await asyncio.to_thread(text.chat_ids, turns)
+
+
+@asynccontextmanager
+async def until_deadline(request: Request) -> AsyncIterator[None]:
+    """Around everything that serves `request`, writing included. Raises DeadlineExceeded.
+
+    The dispatcher ends a request at its deadline; this ends the wait for a client that does not read its answer.
+    """
+    try:
+        async with asyncio.timeout(request.deadline_s + DEADLINE_GRACE_S):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded("the client did not take its answer before the deadline") from None
 
 
 def _rules(request: Request, text: ModelText, limits: Limits, *, fresh: bool) -> TextRules:

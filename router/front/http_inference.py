@@ -20,7 +20,7 @@ from cluster.core.errors import HeadraceError
 from cluster.core.ids import new_request_id
 from router.front import sse
 from router.front.bodies import ChatBody, CompletionBody, InferenceBody
-from router.front.door import FrontDoor, Generation
+from router.front.door import FrontDoor, Generation, until_deadline
 from router.front.errors_http import error_body, error_headers, error_object, status_of
 from router.front.http_body import read_body, while_connected
 from router.front.metrics import Call, ClientGone
@@ -100,22 +100,25 @@ class InferenceEndpoint:
             await _tell(reply, error)
 
     async def _serve(self, raw: bytes, public_id: str, reply: Reply, call: Call) -> None:
-        front = self._front
         body = self._body.parse(raw)
-        request = await front.prepare(body.ask(), call, public_id=public_id)
+        request = await self._front.prepare(body.ask(), call, public_id=public_id)
+        async with until_deadline(request):
+            await self._answer(body, request, reply, call)
+
+    async def _answer(self, body: InferenceBody, request: Request, reply: Reply, call: Call) -> None:
         shape = self._shape(body, request)
-        chat = isinstance(body, ChatBody)
-        async with front.open(request, call, fresh=chat) as generation:
+        async with self._front.open(request, call, fresh=isinstance(body, ChatBody)) as generation:
             if body.stream:
                 await _stream(generation, shape, reply)
             else:
                 samples = await _gather(generation)
-        if not body.stream:
+        # Only now, with the context left, are usage and trace complete.
+        if body.stream:
+            ending = sse.event(shape.usage_chunk(generation.usage)) if body.include_usage else b""
+            await reply.write(ending + sse.DONE, more=False)
+        else:
             answer = orjson.dumps(shape.whole(samples, generation.usage))
             await reply.whole(200, answer, trace_headers(generation.trace))
-            return
-        ending = sse.event(shape.usage_chunk(generation.usage)) if body.include_usage else b""
-        await reply.write(ending + sse.DONE, more=False)
 
     def _shape(self, body: InferenceBody, request: Request) -> Shape:
         front = self._front

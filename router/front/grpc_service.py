@@ -1,0 +1,205 @@
+"""The public gRPC API (proto/inference.proto): the same pipeline as HTTP in other clothes.
+
+The client's deadline becomes the request's, cancelling the call cancels the work. Errors: INVALID_ARGUMENT with the
+field in the message, NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE, DEADLINE_EXCEEDED, INTERNAL; the trailing metadata
+`retry-after` says when to come back where that makes sense.
+"""
+
+from __future__ import annotations  # grpc's type stubs are generic where its classes are not
+
+import asyncio
+import logging
+import traceback
+from typing import TYPE_CHECKING, NoReturn
+
+import grpc
+from grpc.aio import ServicerContext
+
+from cluster.core.errors import (
+    DeadlineExceeded,
+    HeadraceError,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    Unauthenticated,
+    Unavailable,
+)
+from cluster.core.ids import new_request_id
+from cluster.stubs import inference_pb2 as pb
+from cluster.stubs.inference_pb2_grpc import InferenceServicer
+from router.front.ask import Ask, ChatPrompt, Prompt, Spelling, TextPrompt, TokenPrompt
+from router.front.chat import ROLES, ChatTurn
+from router.front.door import FrontDoor, Generation, until_deadline
+from router.front.errors_http import retry_after_s
+from router.front.metrics import Call
+from router.front.text import Delta, TokenEntry
+from router.front.tokenizer import Tokenizer
+
+log = logging.getLogger("headrace.router.front")
+
+if TYPE_CHECKING:
+    Context = ServicerContext[pb.GenerateRequest, pb.GenerateResponse]
+
+_MAX_PUBLIC_ID = 128
+
+
+class InferenceService(InferenceServicer):
+    """Add it to a server with `inference_pb2_grpc.add_InferenceServicer_to_server`."""
+
+    def __init__(self, front: FrontDoor) -> None:
+        self._front = front
+
+    # Writing instead of yielding, which the generated types do not know: a cancelled generator would linger suspended.
+    async def Generate(  # type: ignore[override]
+        self, request: pb.GenerateRequest, context: Context
+    ) -> None:
+        """Deltas and one Finish per sample, then one Summary."""
+        try:
+            with self._front.metrics.call("grpc") as call:
+                await self._generate(request, context, call)
+            return
+        except asyncio.CancelledError:
+            raise
+        except HeadraceError as error:
+            failure: Exception = error
+        except Exception as error:  # the one guard around a request (I8)
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            log.error("a gRPC request failed with %s\n%s", type(error).__name__, frames)
+            failure = error
+        await _abort(context, failure)
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse]
+    ) -> pb.ListModelsResponse:
+        """The one model; `max_context` 0 while no worker is known."""
+        try:
+            max_context = self._front.dispatcher.limits().max_context
+        except Unavailable:
+            max_context = 0
+        return pb.ListModelsResponse(models=[pb.Model(id=self._front.model_name, max_context=max_context)])
+
+    async def _generate(self, message: pb.GenerateRequest, context: Context, call: Call) -> None:
+        front = self._front
+        if message.ByteSize() > front.settings.max_body_bytes:
+            raise InvalidRequest(f"the request is larger than {front.settings.max_body_bytes} bytes")
+        ask = ask_of(message, front.model_name)
+        public_id = message.request_id[:_MAX_PUBLIC_ID] or f"req-{new_request_id()}"
+        left = context.time_remaining()
+        request = await front.prepare(ask, call, public_id=public_id, deadline_s=left)
+        try:
+            async with until_deadline(request):
+                async with front.open(request, call, fresh=isinstance(ask.prompt, ChatPrompt)) as generation:
+                    async for delta in generation:
+                        for event in _events(delta, generation.tokenizer):
+                            await context.write(event)
+                # Only now, with the context left, are usage and trace complete.
+                await context.write(_summary(generation, front.model_name))
+        except asyncio.CancelledError:
+            if (remaining := context.time_remaining()) is not None and remaining <= 0:
+                raise DeadlineExceeded("the client's deadline passed") from None
+            raise
+
+
+def ask_of(message: pb.GenerateRequest, served_model: str) -> Ask:
+    """A gRPC request in our own terms. Raises InvalidRequest."""
+    prompt, spelling = _prompt(message)
+    return Ask(
+        model=message.model or served_model,
+        prompt=prompt,
+        spelling=spelling,
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        n=message.n if message.HasField("n") else None,
+        temperature=message.temperature if message.HasField("temperature") else None,
+        top_p=message.top_p if message.HasField("top_p") else None,
+        top_k=message.top_k if message.HasField("top_k") else None,
+        seed=message.seed if message.HasField("seed") else None,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+    )
+
+
+def _prompt(message: pb.GenerateRequest) -> tuple[Prompt, Spelling]:
+    match message.WhichOneof("input"):
+        case "prompt":
+            return TextPrompt(message.prompt), Spelling(prompt="prompt")
+        case "token_ids":
+            return TokenPrompt(tuple(message.token_ids.ids)), Spelling(prompt="token_ids")
+        case "chat":
+            return ChatPrompt(tuple(_turns(message.chat))), Spelling(prompt="chat")
+        case _:
+            raise InvalidRequest("one of prompt, token_ids and chat must be given", param="prompt")
+
+
+def _turns(chat: pb.Chat) -> list[ChatTurn]:
+    turns = []
+    for at, message in enumerate(chat.messages):
+        if message.role not in ROLES:
+            raise InvalidRequest(f"must be one of {', '.join(ROLES)}", param=f"chat.messages[{at}].role")
+        turns.append(ChatTurn(ROLES[message.role], message.content))
+    return turns
+
+
+def _events(delta: Delta, tokenizer: Tokenizer) -> list[pb.GenerateResponse]:
+    events: list[pb.GenerateResponse] = []
+    if delta.text or delta.ids:
+        logprobs = [_logprob(entry, tokenizer) for entry in delta.entries]
+        part = pb.Delta(index=delta.index, text=delta.text, token_ids=delta.ids, logprobs=logprobs)
+        events.append(pb.GenerateResponse(delta=part))
+    if delta.finish:
+        events.append(pb.GenerateResponse(finish=pb.Finish(index=delta.index, reason=delta.finish)))
+    return events
+
+
+def _logprob(entry: TokenEntry, tokenizer: Tokenizer) -> pb.Logprob:
+    top = [
+        pb.Alternative(token_id=token_id, token=tokenizer.token_bytes(token_id) or b"", logprob=logprob)
+        for token_id, logprob in entry.logprob.top
+    ]
+    return pb.Logprob(token_id=entry.token_id, token=entry.bytes or b"", logprob=entry.logprob.logprob, top=top)
+
+
+def _summary(generation: Generation, model: str) -> pb.GenerateResponse:
+    usage, trace = generation.usage, generation.trace
+    summary = pb.Summary(
+        request_id=generation.request.public_id,
+        model=model,
+        prompt_tokens=usage.prompt,
+        completion_tokens=usage.completion,
+        cached_tokens=usage.cached,
+        prefill_worker=trace.prefill_worker,
+        decode_worker=trace.decode_worker,
+        kv_bytes=trace.kv_bytes,
+        attempts=trace.attempts,
+        timings_ms=trace.timings_ms,
+    )
+    return pb.GenerateResponse(summary=summary)
+
+
+def _code(error: Exception) -> grpc.StatusCode:
+    match error:
+        case ModelNotFound():
+            return grpc.StatusCode.NOT_FOUND
+        case Unauthenticated():
+            return grpc.StatusCode.UNAUTHENTICATED
+        case InvalidRequest():
+            return grpc.StatusCode.INVALID_ARGUMENT
+        case Overloaded():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
+        case Unavailable():
+            return grpc.StatusCode.UNAVAILABLE
+        case DeadlineExceeded():
+            return grpc.StatusCode.DEADLINE_EXCEEDED
+        case _:
+            return grpc.StatusCode.INTERNAL
+
+
+async def _abort(context: Context, error: Exception) -> NoReturn:
+    """End the call with our error; what is not ours may quote a prompt and is not told (FAULTS O08)."""
+    details = str(error) if isinstance(error, HeadraceError) else "an internal error; see the router's log"
+    if isinstance(error, InvalidRequest) and error.param and not details.startswith(error.param):
+        details = f"{error.param}: {details}"
+    retry = retry_after_s(error)
+    metadata = () if retry is None else (("retry-after", f"{retry:g}"),)
+    await context.abort(_code(error), details, metadata)
