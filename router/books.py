@@ -1,0 +1,135 @@
+"""Who owns what in the dispatcher: places in the queue, attempts, bookings on workers. Each has exactly one owner (I2).
+
+Every change of ownership is a method here, so that `check_integrity` can say when the books disagree.
+"""
+
+from cluster.core.errors import IntegrityError
+from router.follow import Attempt, Follow, Phase
+from router.placement import Demand, Placement
+from router.queue import AdmissionQueue
+from router.requests import Request, Trace
+from router.workers import Booking, Workers, WorkerView
+
+
+class Books:
+    """Requests by id, running attempts by id, the waiting line, and the workers with their bookings."""
+
+    def __init__(self, queue_limit: int, suspect_s: float) -> None:
+        self.queue = AdmissionQueue(queue_limit)
+        self.workers = Workers(suspect_s)
+        self.requests: dict[str, Follow] = {}
+        self.attempts: dict[str, Follow] = {}
+
+    def admit(self, request: Request, trace: Trace, now: float) -> Follow:
+        """A new request, waiting. Raises Overloaded when the line is full."""
+        if request.request_id in self.requests:
+            raise IntegrityError(f"request id {request.request_id} is in use")
+        entry = self.queue.admit(request.request_id, now, request.deadline_s)
+        follow = Follow(request, trace, entry, now)
+        self.requests[request.request_id] = follow
+        return follow
+
+    def start(self, follow: Follow, placement: Placement, demand: Demand, now: float) -> Attempt:
+        """From the line to a new attempt, with its bookings on decode and, if one is expected to work, on prefill."""
+        self.queue.take(follow.request.request_id, now)
+        attempt = follow.start(placement, demand, now)
+        self.attempts[attempt.id] = follow
+        missing = max(1, demand.tokens - placement.decode.cached_tokens) if placement.local else 0
+        sequences = len(demand.histories)
+        self.workers.by_address[attempt.address].bookings[attempt.id] = Booking(missing, attempt.blocks, sequences)
+        if not placement.local:
+            first = placement.prefill[0]
+            self._book_prefill(attempt, first.address, max(1, demand.tokens - first.cached_tokens))
+        return attempt
+
+    def acknowledge(self, attempt: Attempt) -> None:
+        """The workers know of this attempt: their next Status includes it."""
+        for address in (attempt.address, attempt.booked_prefill):
+            if address is not None:
+                self.workers.by_address[address].bookings[attempt.id].acknowledged = True
+
+    def move_prefill(self, attempt: Attempt, address: str | None) -> None:
+        """Another prefill worker computes the prompt; None: nobody does any more, or decode itself."""
+        if attempt.booked_prefill == address:
+            return
+        tokens = attempt.tokens
+        if attempt.booked_prefill is not None:
+            tokens = self.workers.by_address[attempt.booked_prefill].bookings.pop(attempt.id).tokens
+            attempt.booked_prefill = None
+        if address is not None and address in self.workers.by_address:
+            self._book_prefill(attempt, address, tokens)
+
+    def release(self, follow: Follow) -> Attempt:
+        """The attempt is over, the request is not: it is nowhere until it is put back or closed."""
+        attempt = follow.leave()
+        self._unbook(attempt)
+        return attempt
+
+    def close(self, follow: Follow) -> Attempt | None:
+        """The request has ended: frees all it holds. Returns the attempt that was running, if any."""
+        self.queue.drop(follow.request.request_id)
+        attempt = follow.end()
+        if attempt is not None:
+            self._unbook(attempt)
+        del self.requests[follow.request.request_id]
+        return attempt
+
+    def running_on(self, worker: WorkerView) -> list[Follow]:
+        """Requests whose present attempt runs on this decode worker."""
+        return [f for f in (self.attempts[a] for a in list(worker.bookings)) if self._runs_on(f, worker.address)]
+
+    def forget_prefill(self, worker: WorkerView) -> None:
+        """This prefill worker is another peer now, or none: what was booked on it is void."""
+        for attempt_id in list(worker.bookings):
+            attempt = self.attempts[attempt_id].attempt
+            if attempt is not None and attempt.booked_prefill == worker.address:
+                self.move_prefill(attempt, None)
+
+    def forced_local(self) -> int:
+        """Attempts that decode workers prefill only because no prefill worker would."""
+        return sum(1 for f in self.attempts.values() if f.attempt is not None and f.attempt.forced_local)
+
+    def gauges(self) -> dict[str, int]:
+        """Everything in use; all zero when idle."""
+        return {
+            "requests": len(self.requests),
+            "queued": len(self.queue),
+            "attempts": len(self.attempts),
+            "bookings": sum(len(w.bookings) for w in self.workers.by_address.values()),
+        }
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when a place, an attempt or a booking has no owner, or more than one."""
+        self.queue.check_integrity()
+        running = {}
+        for request_id, follow in self.requests.items():
+            if (follow.phase is Phase.WAITING) != (request_id in self.queue) or follow.phase is Phase.ENDED:
+                raise IntegrityError(f"request {request_id} is {follow.phase.value}, but the queue disagrees")
+            if (follow.phase is Phase.RUNNING) != (follow.attempt is not None):
+                raise IntegrityError(f"request {request_id} is {follow.phase.value}, but its attempt disagrees")
+            if follow.attempt is not None:
+                running[follow.attempt.id] = follow
+        if running != self.attempts or len(self.queue) + len(running) != len(self.requests):
+            raise IntegrityError("attempts or places without a request")
+        owned = {
+            (address, f.attempt.id)
+            for f in running.values()
+            if f.attempt is not None
+            for address in (f.attempt.address, f.attempt.booked_prefill)
+            if address is not None
+        }
+        booked = {(w.address, attempt) for w in self.workers.by_address.values() for attempt in w.bookings}
+        if owned != booked:
+            raise IntegrityError(f"bookings without an attempt, or missing: {sorted(owned ^ booked)[:4]}")
+
+    def _runs_on(self, follow: Follow, address: str) -> bool:
+        return follow.attempt is not None and follow.attempt.address == address
+
+    def _book_prefill(self, attempt: Attempt, address: str, tokens: int) -> None:
+        self.workers.by_address[address].bookings[attempt.id] = Booking(tokens, 0, 0)
+        attempt.booked_prefill = address
+
+    def _unbook(self, attempt: Attempt) -> None:
+        del self.attempts[attempt.id]
+        self.move_prefill(attempt, None)
+        del self.workers.by_address[attempt.address].bookings[attempt.id]

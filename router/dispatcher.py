@@ -1,0 +1,310 @@
+"""The dispatcher's core: admit, place, submit, follow to the end (DESIGN §4.3-4.5, §4.9, §4.12). Synchronous and pure.
+
+1. `add_request` takes a place in the queue, or raises Overloaded.
+2. After every input that may have made room, `_pump` places waiting requests: Submit to decode, bookings noted.
+3. `on_session` takes what decode workers say; tokens become Deliver effects, each token once.
+4. An attempt that ends before its request - refused, pre-empted, failed, worker lost - puts it back in the queue.
+5. `Endings.finish` is the only way out: it frees place, bookings and attempt, and gives the one terminal outcome.
+
+No clock, no sockets, no asyncio: every method takes `now` (monotonic seconds) and returns effects, to be carried out in
+order.
+"""
+
+import random
+from collections.abc import Iterable
+
+from cluster.core.config import RouterSettings, TimingSettings
+from cluster.core.errors import (
+    DeadlineExceeded,
+    HeadraceError,
+    Overloaded,
+    Unavailable,
+)
+from cluster.stubs import session_pb2 as pb
+from cluster.stubs.watch_pb2 import WatchEvent
+from router.books import Books
+from router.effects import (
+    CloseSession,
+    CloseWatch,
+    Effect,
+    OpenSession,
+    OpenWatch,
+    ReopenSession,
+    ReopenWatch,
+    StreamClosed,
+    StreamOpened,
+)
+from router.endings import Endings
+from router.follow import Follow
+from router.hearing import Hearing
+from router.placement import NoPair, Wait, place
+from router.requests import Limits, Request, Trace
+from router.workers import PROTOCOL, WorkerView
+
+_MAX_BACKOFF_S = 2.0
+_FIRST_BACKOFF_S = 0.05
+
+
+class DispatcherCore:
+    """All decisions of one router.
+
+    `epoch` names this router process; requests wait `unavailable_s` for a worker before they end with Unavailable.
+    """
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        timing: TimingSettings,
+        epoch: int,
+        rng: random.Random,
+        *,
+        unavailable_s: float = 8.0,
+    ) -> None:
+        self._settings = settings
+        self._epoch = epoch
+        self._rng = rng
+        self._unavailable_s = unavailable_s
+        self._books = Books(settings.queue_limit, timing.suspect_s)
+        self._workers = self._books.workers
+        self._endings = Endings(self._books, settings.max_attempts, rng)
+        self._hearing = Hearing(self._books, self._endings)
+        self._stranded_since: float | None = None
+        self._last_tick: float | None = None
+
+    # ---- what others may ask
+
+    def limits(self, now: float) -> Limits:
+        """What fits now. Raises Unavailable, naming why, while no pair of workers is ready."""
+        return self._workers.limits(now)
+
+    def ready(self, now: float) -> bool:
+        """Whether a pair of workers is ready."""
+        try:
+            self._workers.limits(now)
+        except Unavailable:
+            return False
+        return True
+
+    def gauges(self) -> dict[str, int]:
+        """Everything in use; all zero when idle."""
+        return self._books.gauges()
+
+    def counters(self) -> dict[str, int]:
+        """Outcomes (one per request), attempts that ended early by reason, and oddities."""
+        return dict(self._endings.counters)
+
+    def status(self, now: float) -> dict[str, object]:
+        """For people and metrics (JSON-able)."""
+        return {
+            "epoch": f"{self._epoch:016x}",
+            "ready": self.ready(now),
+            "workers": self._workers.describe(now),
+            "gauges": self.gauges(),
+            "counters": self.counters(),
+            "queue_limit": self._settings.queue_limit,
+        }
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when a place, an attempt or a booking has no owner."""
+        self._books.check_integrity()
+
+    # ---- requests
+
+    def add_request(self, request: Request, now: float, trace: Trace | None = None) -> list[Effect]:
+        """Admit a request and place it if that is possible now. `trace` is filled while it runs. Raises Overloaded."""
+        try:
+            self._books.admit(request, trace or Trace(), now)
+        except Overloaded:
+            self._endings.counters["outcome_overloaded"] += 1
+            raise
+        return self._pump(now)
+
+    def cancel(self, request_id: str, now: float) -> list[Effect]:
+        """The client is gone. Nothing is delivered for this id any more; an ended request is left alone."""
+        follow = self._books.requests.get(request_id)
+        if follow is None:
+            return []
+        self._endings.drop(follow)
+        return self._pump(now)
+
+    def abort(self, request_id: str, error: HeadraceError, now: float) -> list[Effect]:
+        """End a request with this error, if it has not ended; for reasons that only the shell can see."""
+        follow = self._books.requests.get(request_id)
+        if follow is not None:
+            self._endings.finish(follow, error)
+        return self._pump(now)
+
+    def stop(self, request_id: str, index: int, now: float) -> list[Effect]:
+        """The front door found the end of this sample. Raises IndexError when there is no such sample."""
+        follow = self._books.requests.get(request_id)
+        if follow is None or follow.samples[index].finished:
+            return []
+        follow.samples[index].finished = True
+        if follow.attempt is not None:
+            stop = pb.StopSeq(attempt=follow.attempt.id, index=index)
+            self._endings.send(follow.attempt.address, pb.FromRouter(stop_seq=stop))
+        if follow.complete:
+            self._endings.finish(follow, None)
+        return self._pump(now)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Let time act: deadlines, silence, patience, retries. To be called several times a second."""
+        if self._last_tick is not None and now - self._last_tick > self._workers.suspect_s / 2:
+            self._workers.forgive(now - self._last_tick)  # this process itself was frozen
+        self._last_tick = now
+        for worker in self._workers.silent(now):
+            self._endings.counters["workers_silent"] += 1
+            self._reconnect(worker, now)
+        for follow in list(self._books.requests.values()):
+            if now >= follow.deadline:
+                self._endings.finish(follow, DeadlineExceeded(f"not finished within {follow.request.deadline_s:g} s"))
+        self._end_stranded(now)
+        return self._pump(now)
+
+    # ---- workers
+
+    def set_members(self, addresses: Iterable[str], now: float) -> list[Effect]:
+        """The workers there should be, as host:port. One that left keeps its streams until its attempts have ended."""
+        wanted = dict.fromkeys(addresses)
+        for address in wanted:
+            worker = self._workers.get(address)
+            if worker is None:
+                self._workers.by_address[address] = WorkerView(address)
+                self._endings.effects.append(OpenWatch(address))
+            else:
+                worker.member = True
+        for worker in self._workers.by_address.values():
+            worker.member = worker.address in wanted
+        return self._pump(now)
+
+    def on_watch(self, address: str, event: WatchEvent | StreamClosed, now: float) -> list[Effect]:
+        """Something happened on the watch to this address."""
+        worker = self._workers.get(address)
+        if worker is None:
+            return []
+        if isinstance(event, StreamClosed):
+            worker.watch_closed()
+            return self._pump(now)
+        before = worker.epoch
+        if not worker.on_watch(event, now):
+            self._endings.counters["watch_gaps"] += 1
+            worker.watch_closed()
+            self._endings.effects.append(ReopenWatch(address))
+        elif event.HasField("hello"):
+            self._introduced(worker, before, now)
+        elif not event.HasField("status"):
+            return []  # cache events make no room
+        return self._pump(now)
+
+    def on_session(self, address: str, event: pb.FromDecode | StreamOpened | StreamClosed, now: float) -> list[Effect]:
+        """Something happened on the session to this address."""
+        worker = self._workers.get(address)
+        if worker is None:
+            return []
+        if isinstance(event, StreamOpened):
+            worker.session.open, worker.session.epoch, worker.session.last_seen = True, 0, now
+            worker.session.number += 1
+            hello = pb.RouterHello(epoch=self._epoch, session=worker.session.number, protocol=PROTOCOL)
+            self._endings.send(address, pb.FromRouter(hello=hello))
+        elif isinstance(event, StreamClosed):
+            if worker.session.open:
+                worker.session_closed()
+                self._endings.lose(worker, f"session closed: {event.reason}", now)
+        elif worker.session.open:
+            worker.session.last_seen = now
+            if not self._hearing.hear(worker, event, now):
+                return self._take_effects()
+        return self._pump(now)
+
+    def _introduced(self, worker: WorkerView, before: int, now: float) -> None:
+        """A watch Hello came: the same worker again, or a new peer on a known address."""
+        if worker.epoch != before:
+            self._endings.lose(worker, "worker was restarted", now)
+            self._books.forget_prefill(worker)
+            worker.new_peer()
+            if worker.session.open and worker.session.epoch not in (0, worker.epoch):
+                worker.session_closed()
+                self._endings.effects.append(ReopenSession(worker.address))
+        wanted = worker.role == "decode" and worker.identity.protocol == PROTOCOL
+        if wanted and not worker.session.wanted:
+            self._endings.effects.append(OpenSession(worker.address))
+        elif worker.session.wanted and not wanted:
+            worker.session_closed()
+            self._endings.lose(worker, "no longer a decode worker", now)
+            self._endings.effects.append(CloseSession(worker.address))
+        worker.session.wanted = wanted
+
+    def _reconnect(self, worker: WorkerView, now: float) -> None:
+        """Silent on every stream: count it as lost and start over."""
+        worker.watch_closed()
+        self._endings.effects.append(ReopenWatch(worker.address))
+        if worker.session.open:
+            worker.session_closed()
+            self._endings.effects.append(ReopenSession(worker.address))
+        self._endings.lose(worker, "worker is silent", now)
+
+    def _retire(self) -> None:
+        """Close the streams of workers that are no members any more and on which nothing runs."""
+        leaving = [w for w in self._workers.by_address.values() if not w.member and not self._books.running_on(w)]
+        for worker in leaving:
+            self._books.forget_prefill(worker)
+            if worker.session.wanted:
+                self._endings.effects.append(CloseSession(worker.address))
+            self._endings.effects.append(CloseWatch(worker.address))
+            del self._workers.by_address[worker.address]
+
+    # ---- placement
+
+    def _pump(self, now: float) -> list[Effect]:
+        """Place what can be placed now, retire who left, and hand out the effects."""
+        waiting = len(self._books.queue) + 1
+        while len(self._books.queue) < waiting and self._workers.ready("decode", now):
+            waiting = len(self._books.queue)
+            reserved: set[str] = set()
+            for entry in self._books.queue.scan():
+                if now >= entry.not_before:
+                    self._try(self._books.requests[entry.request_id], reserved, now)
+        self._retire()
+        return self._take_effects()
+
+    def _take_effects(self) -> list[Effect]:
+        effects, self._endings.effects = self._endings.effects, []
+        return effects
+
+    def _try(self, follow: Follow, reserved: set[str], now: float) -> None:
+        """Place one waiting request, or note why not. `reserved`: workers kept free for one that waited too long."""
+        may_force_local = follow.wants_local and self._books.forced_local() < len(self._workers.ready("decode", now))
+        demand = follow.demand(self._settings.local_max_tokens, may_force_local=may_force_local)
+        chosen = place(demand, self._workers.snapshot(follow.keys_of, now, frozenset(reserved)), self._rng)
+        if isinstance(chosen, NoPair):
+            if reserved:  # the worker that fits may be the reserved one
+                return
+            self._endings.unserved(follow, f"no prefill worker fits a decode worker: {chosen.reason}")
+        elif isinstance(chosen, Wait):
+            self._wait(follow, chosen, reserved, now)
+        else:
+            follow.tries.stranded_since = None
+            attempt = self._books.start(follow, chosen, demand, now)
+            submit = follow.submit(chosen, self._settings.local_max_tokens, now)
+            self._endings.send(attempt.address, pb.FromRouter(submit=submit))
+
+    def _wait(self, follow: Follow, wait: Wait, reserved: set[str], now: float) -> None:
+        if wait.best is not None:
+            follow.tries.stranded_since = None
+            if self._books.queue.overdue(follow.entry, now):
+                reserved.add(wait.best)
+        elif not reserved:  # otherwise the worker it needs may be the reserved one
+            if follow.tries.stranded_since is None:
+                follow.tries.stranded_since = now
+            if now - follow.tries.stranded_since >= self._unavailable_s:
+                self._endings.unserved(follow, wait.reason)
+
+    def _end_stranded(self, now: float) -> None:
+        """With no decode worker at all for `unavailable_s`, nobody is left waiting for one."""
+        if self._workers.ready("decode", now):
+            self._stranded_since = None
+            return
+        self._stranded_since = self._stranded_since if self._stranded_since is not None else now
+        if now - self._stranded_since >= self._unavailable_s:
+            for request_id in self._books.queue.ids():
+                self._endings.unserved(self._books.requests[request_id], "no decode worker is ready")

@@ -1,0 +1,101 @@
+"""How attempts and requests end: back to the queue, or out with the one terminal outcome (DESIGN §4.12, §6).
+
+Collects the effects and counters of the dispatcher's core. An outcome is counted exactly once per request (FAULTS O07).
+"""
+
+import random
+from collections import Counter
+
+from cluster.core.errors import (
+    DeadlineExceeded,
+    HeadraceError,
+    InvalidRequest,
+    RequestFailed,
+    Unavailable,
+)
+from cluster.stubs import session_pb2 as pb
+from router.books import Books
+from router.effects import Deliver, Effect, Finished, SendSession
+from router.follow import Attempt, Follow
+from router.workers import WorkerView
+
+_OUTCOMES: tuple[tuple[type[HeadraceError], str], ...] = (
+    (InvalidRequest, "invalid"),
+    (DeadlineExceeded, "deadline"),
+    (Unavailable, "unavailable"),
+    (RequestFailed, "failed"),
+)
+
+
+class Endings:
+    """Ends things in the books, and says so to workers and clients."""
+
+    def __init__(self, books: Books, max_attempts: int, rng: random.Random) -> None:
+        self._books = books
+        self._max_attempts = max_attempts
+        self._rng = rng
+        self.effects: list[Effect] = []
+        self.counters: Counter[str] = Counter()
+
+    def send(self, address: str, message: pb.FromRouter) -> None:
+        """To a decode worker whose session is up. To another nothing is sent: its attempts are lost already."""
+        worker = self._books.workers.get(address)
+        if worker is not None and worker.session.open:
+            self.effects.append(SendSession(address, message))
+
+    def finish(self, follow: Follow, error: HeadraceError | None) -> None:
+        """The terminal outcome: None is success. Stops what still runs."""
+        attempt = self._books.close(follow)
+        if attempt is not None and error is None:
+            self.settle(attempt)
+            self._books.workers.by_address[attempt.address].health.succeeded()
+        elif attempt is not None:
+            self.send(attempt.address, pb.FromRouter(cancel=pb.CancelAttempt(attempt=attempt.id)))
+        name = "ok" if error is None else next(name for kind, name in _OUTCOMES if isinstance(error, kind))
+        self.counters[f"outcome_{name}"] += 1
+        self.effects.append(Finished(follow.request.request_id, error))
+
+    def drop(self, follow: Follow) -> None:
+        """The client is gone: the same, but nobody is left to be told."""
+        attempt = self._books.close(follow)
+        if attempt is not None:
+            self.send(attempt.address, pb.FromRouter(cancel=pb.CancelAttempt(attempt=attempt.id)))
+        self.counters["outcome_cancelled"] += 1
+
+    def unserved(self, follow: Follow, why: str) -> None:
+        """Nobody can go on with it. What was streamed stays right, but incomplete (I4)."""
+        self.finish(follow, RequestFailed(why) if follow.emitted_any else Unavailable(why))
+
+    def settle(self, attempt: Attempt) -> None:
+        """The worker may forget this attempt's token log."""
+        self.send(attempt.address, pb.FromRouter(ended=pb.AttemptSettled(attempt=attempt.id)))
+
+    def put_back(self, follow: Follow, now: float, *, delay_s: float = 0.0) -> None:
+        """A released request waits again; not before `delay_s` (drawn +-25 %) are over."""
+        for event in follow.exhausted():
+            self.effects.append(Deliver(follow.request.request_id, event))
+        returning = follow.tries.failures > 0 or follow.tries.preemptions > 0
+        not_before = now + delay_s * self._rng.uniform(0.75, 1.25)
+        self._books.queue.put_back(follow.entry, now, returning=returning, not_before=not_before)
+        if follow.complete:
+            self.finish(follow, None)
+
+    def failed(self, follow: Follow, attempt: Attempt, why: str, now: float) -> None:
+        """A released request whose attempt failed: another one, on another worker if there is one, or the end."""
+        self.counters["attempts_failed"] += 1
+        follow.tries.failures += 1
+        follow.tries.avoid.add(attempt.epoch)
+        follow.entry.blocked_since = None
+        self.put_back(follow, now)
+        if follow.tries.failures >= self._max_attempts and follow.request.request_id in self._books.requests:
+            self.unserved(follow, f"{follow.tries.failures} attempts failed, the last one: {why}")
+
+    def lose(self, worker: WorkerView, why: str, now: float) -> None:
+        """Every attempt on this decode worker is lost; cancelled there should it come back as the same peer."""
+        lost = self._books.running_on(worker)
+        if lost:
+            worker.health.failed(now)
+        for follow in lost:
+            attempt = self._books.release(follow)
+            worker.session.orphans.append(attempt.id)
+            self.failed(follow, attempt, why, now)

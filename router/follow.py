@@ -1,0 +1,271 @@
+"""One request over all its attempts: what has been emitted, what runs, what it may still try (DESIGN §4.5, §6). Pure.
+
+    waiting --started--> running --every sample ended--> ended
+       ^                    |
+       +----- put back -----+   refused, no prefill, pre-empted, failed, worker lost
+
+A token that was delivered is history: the next attempt carries it and no retry changes it. Runs are idempotent by
+offset: what was delivered before is compared and dropped; a gap or a contradiction means that the attempt cannot be
+trusted.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from cluster.core.ids import attempt_id
+from cluster.core.keys import BlockKey, KeyChain, root_key
+from cluster.stubs.common_pb2 import Sampling, WorkerAddress
+from cluster.stubs.session_pb2 import HandedOff, PrefillOn, SampleState, Submit, TokenRun
+from router.placement import Demand, Placement, Shape
+from router.queue import Entry
+from router.requests import EndReason, Request, TokenEvent, TokenLogprob, Trace
+
+PREEMPTIONS_BEFORE_WORST_CASE = 2
+NO_PREFILL_BEFORE_LOCAL = 5
+
+_ENDS: dict[str, EndReason | None] = {"": None, "eos": "eos", "stop": "stop", "length": "length"}
+
+
+class Phase(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class Sample:
+    """One stream of the request: the ids delivered so far, and whether it has ended."""
+
+    emitted: list[int] = field(default_factory=list)
+    finished: bool = False
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try on one decode worker."""
+
+    id: str
+    address: str
+    epoch: int
+    submitted: float
+    prefill: dict[str, str]  # name -> address, ranked
+    forced_local: bool
+    blocks: int  # asked of the decode worker
+    tokens: int  # prompt and history
+    accepted: bool = False
+    booked_prefill: str | None = None  # address
+
+
+@dataclass(slots=True)
+class Tries:
+    """What a request has been through. `failures` alone counts against max_attempts."""
+
+    number: int = 0
+    failures: int = 0
+    preemptions: int = 0
+    no_prefill: int = 0
+    avoid: set[int] = field(default_factory=set)
+    fingerprint: bytes | None = None  # of the weights that wrote the first delivered token
+    stranded_since: float | None = None
+
+
+class ProtocolBreach(Exception):
+    """A worker sent tokens that contradict what was delivered, or left some out."""
+
+
+class Follow:
+    """The state of one admitted request. `entry` is its place in the queue, the same one whenever it returns."""
+
+    def __init__(self, request: Request, trace: Trace, entry: Entry, now: float) -> None:
+        self.request = request
+        self.trace = trace
+        self.entry = entry
+        self.arrived = now
+        self.phase = Phase.WAITING
+        self.samples = [Sample() for _ in range(request.n)]
+        self.attempt: Attempt | None = None
+        self.tries = Tries()
+        self._chains: dict[tuple[bytes, int], KeyChain] = {}
+
+    @property
+    def deadline(self) -> float:
+        return self.arrived + self.request.deadline_s
+
+    @property
+    def emitted_any(self) -> bool:
+        return any(sample.emitted for sample in self.samples)
+
+    @property
+    def complete(self) -> bool:
+        return all(sample.finished for sample in self.samples)
+
+    def keys_of(self, shape: Shape) -> list[BlockKey]:
+        """Keys of the blocks a prefix hit may cover on workers of this shape: at most (length - 1) // block_size."""
+        history = self.samples[0].emitted if self.request.n == 1 else []
+        block_size = shape.layout[3]
+        slot = (shape.fingerprint, block_size)
+        chain = self._chains.get(slot)
+        if chain is None:
+            chain = self._chains[slot] = KeyChain(root_key(shape.fingerprint, salt=self.request.salt), block_size)
+        wanted = max(0, len(self.request.prompt) + len(history) - 1) // block_size
+        if len(chain.keys) < wanted:
+            chain.extend((*self.request.prompt, *history))
+        return chain.keys[:wanted]
+
+    def demand(self, local_max_tokens: int, *, may_force_local: bool) -> Demand:
+        """What placement has to find room for now."""
+        return Demand(
+            prompt_tokens=len(self.request.prompt),
+            histories=tuple(len(s.emitted) for s in self.samples if not s.finished),
+            max_tokens=self.request.max_tokens,
+            local_max_tokens=local_max_tokens,
+            worst_case=self.tries.preemptions >= PREEMPTIONS_BEFORE_WORST_CASE,
+            force_local=may_force_local and self.wants_local,
+            fingerprint=self.tries.fingerprint if self.emitted_any else None,
+            avoid=frozenset(self.tries.avoid),
+        )
+
+    @property
+    def wants_local(self) -> bool:
+        """No prefill worker would take it so often that decode should do the prompt."""
+        return self.tries.no_prefill >= NO_PREFILL_BEFORE_LOCAL
+
+    def start(self, placement: Placement, demand: Demand, now: float) -> Attempt:
+        """waiting -> running: a new attempt on the chosen worker."""
+        self._must_be(Phase.WAITING)
+        decode = placement.decode
+        self.tries.number += 1
+        self.attempt = Attempt(
+            id=attempt_id(self.request.request_id, self.tries.number),
+            address=decode.address,
+            epoch=decode.epoch,
+            submitted=now,
+            prefill={p.name: p.address for p in placement.prefill},
+            forced_local=demand.force_local,
+            blocks=demand.need_blocks(decode.block_size),
+            tokens=demand.tokens,
+        )
+        if not self.emitted_any:
+            self.tries.fingerprint = decode.shape.fingerprint
+        self.phase = Phase.RUNNING
+        self.trace.timings_ms.setdefault("queue", (now - self.arrived) * 1000)
+        return self.attempt
+
+    def submit(self, placement: Placement, local_max_tokens: int, now: float) -> Submit:
+        """The message that starts the present attempt."""
+        attempt, request = self._running(), self.request
+        sampling = request.sampling
+        return Submit(
+            attempt=attempt.id,
+            prompt=request.prompt,
+            samples=[SampleState(emitted=s.emitted, finished=s.finished) for s in self.samples],
+            max_tokens=request.max_tokens,
+            sampling=Sampling(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                seed=sampling.seed,
+                logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
+            ),
+            stop_token_ids=request.stop_token_ids,
+            ignore_eos=request.ignore_eos,
+            salt=request.salt,
+            prefill=[WorkerAddress(worker=p.name, epoch=p.epoch, address=p.address) for p in placement.prefill],
+            local_max_tokens=local_max_tokens,
+            deadline_s=self.deadline - now,
+            waited_s=now - self.arrived,
+            preemptions=self.tries.preemptions,
+        )
+
+    def accepted(self, now: float) -> None:
+        """The decode worker took the attempt: the first sign of it counts."""
+        attempt = self._running()
+        if attempt.accepted:
+            return
+        attempt.accepted = True
+        self.tries.no_prefill = 0
+        self.trace.attempts += 1
+        self.trace.timings_ms.setdefault("placed", (now - attempt.submitted) * 1000)
+
+    def on_prefill(self, message: PrefillOn) -> None:
+        """Who computes the prompt. cached_tokens are those of the first attempt alone."""
+        self.trace.prefill_worker = message.worker
+        if self.trace.attempts == 1:
+            self.trace.cached_tokens = message.cached_tokens
+
+    def on_handed_off(self, message: HandedOff) -> None:
+        """Figures of a hand-off: bytes add up over attempts, times are those of the first."""
+        self.trace.kv_bytes += message.kv_bytes
+        self.trace.transport = message.transport
+        if self.trace.attempts == 1:
+            self.trace.cached_tokens = message.cached_tokens
+        for name, seconds in (
+            ("prefill", message.prefill_s),
+            ("transfer", message.wire_s + message.verify_s),
+            ("exposed_transfer", message.exposed_s),
+            ("offer_wait", message.offer_wait_s),
+        ):
+            self.trace.timings_ms.setdefault(name, seconds * 1000)
+
+    def take(self, run: TokenRun, now: float) -> TokenEvent | None:
+        """What of `run` is new to the client. Raises ProtocolBreach on a gap or contradiction, and changes nothing."""
+        if not 0 <= run.index < len(self.samples) or run.end not in _ENDS:
+            raise ProtocolBreach(f"index {run.index}, end {run.end!r}")
+        sample = self.samples[run.index]
+        if sample.finished:
+            return None
+        known = len(sample.emitted) - run.offset
+        if run.offset < 0 or known < 0:
+            raise ProtocolBreach(f"tokens {len(sample.emitted)}..{run.offset} of sample {run.index} are missing")
+        if list(run.ids[:known]) != sample.emitted[run.offset : run.offset + len(run.ids)]:
+            raise ProtocolBreach(f"sample {run.index} contradicts delivered tokens from {run.offset}")
+        if run.end and len(run.ids) < known:
+            raise ProtocolBreach(f"sample {run.index} ends before delivered tokens")
+        if run.logprobs and len(run.logprobs) != len(run.ids):
+            raise ProtocolBreach(f"{len(run.logprobs)} logprobs for {len(run.ids)} tokens")
+        if run.offset + len(run.ids) > self.request.max_tokens:
+            raise ProtocolBreach(f"more than {self.request.max_tokens} tokens")
+        new = tuple(run.ids[known:])
+        if not new and not run.end:
+            return None
+        if new:
+            self.trace.timings_ms.setdefault("ttft", (now - self.arrived) * 1000)
+        sample.emitted.extend(new)
+        sample.finished = bool(run.end)
+        logprobs = tuple(
+            TokenLogprob(entry.logprob, tuple((top.id, top.logprob) for top in entry.top))
+            for entry in run.logprobs[known:]
+        )
+        return TokenEvent(run.index, new, logprobs, _ENDS[run.end])
+
+    def exhausted(self) -> list[TokenEvent]:
+        """Ends of samples that have all their tokens, but whose end was lost with the worker."""
+        events = []
+        for index, sample in enumerate(self.samples):
+            if not sample.finished and len(sample.emitted) >= self.request.max_tokens:
+                sample.finished = True
+                events.append(TokenEvent(index, (), (), "length"))
+        return events
+
+    def leave(self) -> Attempt:
+        """running -> waiting: the present attempt is over, the request is not. Returns the attempt."""
+        attempt = self._running()
+        self.attempt = None
+        self.phase = Phase.WAITING
+        return attempt
+
+    def end(self) -> Attempt | None:
+        """-> ended. Returns the attempt that was running, if any."""
+        attempt, self.attempt = self.attempt, None
+        self.phase = Phase.ENDED
+        return attempt
+
+    def _running(self) -> Attempt:
+        self._must_be(Phase.RUNNING)
+        if self.attempt is None:
+            raise RuntimeError(f"request {self.request.request_id} runs without an attempt")
+        return self.attempt
+
+    def _must_be(self, phase: Phase) -> None:
+        if self.phase is not phase:
+            raise RuntimeError(f"request {self.request.request_id} is {self.phase.value}, not {phase.value}")

@@ -1,0 +1,191 @@
+"""What decode workers say on their sessions, and what it means for the attempt it is about (DESIGN §4a).
+
+A message about an attempt that is not the present one of its request, or not on this worker, is late and
+changes nothing.
+"""
+
+from cluster.core.errors import InvalidRequest, RequestFailed
+from cluster.stubs import session_pb2 as pb
+from router.books import Books
+from router.effects import Deliver
+from router.endings import Endings
+from router.follow import Attempt, Follow, ProtocolBreach
+from router.workers import WorkerView
+
+_FIRST_BACKOFF_S = 0.05
+_MAX_BACKOFF_S = 2.0
+
+
+class Hearing:
+    """Takes FromDecode messages; acts through the books and endings."""
+
+    def __init__(self, books: Books, endings: Endings) -> None:
+        self._books = books
+        self._endings = endings
+
+    def hear(self, worker: WorkerView, event: pb.FromDecode, now: float) -> bool:
+        """Take one message. Returns whether placement should look again."""
+        match event.WhichOneof("message"):
+            case "tokens":
+                return any([self._on_run(worker, run, now) for run in event.tokens.runs])
+            case "prefill_on":
+                self._on_prefill(worker, event.prefill_on, now)
+                return False
+            case "handed_off":
+                self._on_handed_off(worker, event.handed_off, now)
+                return False
+            case "hello":
+                self._on_hello(worker, event.hello.epoch)
+            case "lost":
+                worker.lost = True
+                self._endings.lose(worker, f"worker lost: {event.lost.reason}", now)
+            case "no_prefill":
+                self._on_no_prefill(worker, event.no_prefill, now)
+            case "refused":
+                self._on_refused(worker, event.refused, now)
+            case "preempted":
+                self._on_preempted(worker, event.preempted, now)
+            case "failed":
+                self._on_failed(worker, event.failed, now)
+            case "unknown":
+                self._on_unknown(worker, event.unknown, now)
+            case None:
+                self._endings.counters["unknown_messages"] += 1
+        return True
+
+    def _find(self, worker: WorkerView, attempt_id: str) -> tuple[Follow, Attempt] | None:
+        follow = self._books.attempts.get(attempt_id)
+        if follow is None or follow.attempt is None or follow.attempt.address != worker.address:
+            self._endings.counters["late_messages"] += 1
+            return None
+        return follow, follow.attempt
+
+    def _accepted(self, worker: WorkerView, follow: Follow, attempt: Attempt, now: float) -> None:
+        if attempt.accepted:
+            return
+        follow.accepted(now)
+        follow.trace.decode_worker = worker.name
+        follow.entry.blocked_since = None
+        worker.health.accepted()
+        self._books.acknowledge(attempt)
+
+    def _on_hello(self, worker: WorkerView, epoch: int) -> None:
+        """The session is usable if it reached the peer that the watch knows. What was lost with the last one ends."""
+        worker.session.epoch = epoch
+        orphans, worker.session.orphans = worker.session.orphans, []
+        if epoch == worker.epoch:
+            for attempt in orphans:
+                self._endings.send(worker.address, pb.FromRouter(cancel=pb.CancelAttempt(attempt=attempt)))
+
+    def _on_prefill(self, worker: WorkerView, message: pb.PrefillOn, now: float) -> None:
+        found = self._find(worker, message.attempt)
+        if found is None:
+            return
+        follow, attempt = found
+        self._accepted(worker, follow, attempt, now)
+        follow.on_prefill(message)
+        self._books.move_prefill(attempt, attempt.prefill.get(message.worker))
+        self._books.acknowledge(attempt)
+
+    def _on_handed_off(self, worker: WorkerView, message: pb.HandedOff, now: float) -> None:
+        found = self._find(worker, message.attempt)
+        if found is None:
+            return
+        follow, attempt = found
+        self._accepted(worker, follow, attempt, now)
+        follow.on_handed_off(message)
+        self._books.move_prefill(attempt, None)
+
+    def _on_run(self, worker: WorkerView, run: pb.TokenRun, now: float) -> bool:
+        """New tokens of one sample. Returns whether the attempt is over."""
+        found = self._find(worker, run.attempt)
+        if found is None:
+            return False
+        follow, attempt = found
+        self._accepted(worker, follow, attempt, now)
+        self._books.move_prefill(attempt, None)  # a first token: its prompt is computed
+        try:
+            event = follow.take(run, now)
+        except ProtocolBreach as breach:
+            self._endings.counters["protocol_breaches"] += 1
+            self._books.release(follow)
+            self._endings.send(worker.address, pb.FromRouter(cancel=pb.CancelAttempt(attempt=attempt.id)))
+            worker.health.failed(now)
+            self._endings.failed(follow, attempt, f"{worker.name} broke the protocol: {breach}", now)
+            return True
+        if event is not None:
+            self._endings.effects.append(Deliver(follow.request.request_id, event))
+        if follow.complete:
+            self._endings.finish(follow, None)
+            return True
+        return False
+
+    def _on_no_prefill(self, worker: WorkerView, message: pb.NoPrefill, now: float) -> None:
+        """Everything is released there. The prefill workers asked are put last for a while."""
+        found = self._find(worker, message.attempt)
+        if found is None:
+            return
+        follow, attempt = found
+        self._endings.counters["attempts_no_prefill"] += 1
+        self._books.release(follow)
+        worker.health.accepted()
+        for address in attempt.prefill.values():
+            prefill = self._books.workers.get(address)
+            if prefill is not None:
+                prefill.health.refused(1, message.retry_after_s, now)
+        follow.tries.no_prefill += 1
+        backoff = _FIRST_BACKOFF_S * 2.0 ** min(follow.tries.no_prefill, 6)
+        delay = min(_MAX_BACKOFF_S, max(message.retry_after_s, backoff))
+        self._endings.put_back(follow, now, delay_s=delay)
+
+    def _on_refused(self, worker: WorkerView, message: pb.AttemptRefused, now: float) -> None:
+        """No room. The worker gets nothing as large before its hint is over; another worker may get it at once."""
+        found = self._find(worker, message.attempt)
+        if found is None:
+            return
+        follow, attempt = found
+        self._endings.counters["attempts_refused"] += 1
+        self._books.release(follow)
+        worker.free_blocks = message.free_blocks
+        worker.health.refused(attempt.blocks, message.retry_after_s, now)
+        if follow.entry.blocked_since is None:
+            follow.entry.blocked_since = now
+        self._endings.put_back(follow, now)
+        if message.permanent and follow.request.request_id in self._books.requests:
+            text = f"the request can never be served: {message.reason}"
+            self._endings.finish(follow, RequestFailed(text) if follow.emitted_any else InvalidRequest(text))
+
+    def _on_preempted(self, worker: WorkerView, message: pb.Preempted, now: float) -> None:
+        found = self._find(worker, message.attempt)
+        if found is None:
+            return
+        follow, attempt = found
+        self._endings.counters["attempts_preempted"] += 1
+        self._books.release(follow)
+        self._endings.settle(attempt)
+        follow.tries.preemptions += 1
+        self._endings.put_back(follow, now)
+
+    def _on_failed(self, worker: WorkerView, message: pb.AttemptFailed, now: float) -> None:
+        """The worker could not go on. An invalid request is the client's fault and never counts against it (I11)."""
+        found = self._find(worker, message.attempt)
+        if found is None:
+            return
+        follow, attempt = found
+        self._books.release(follow)
+        self._endings.settle(attempt)
+        if message.invalid:
+            self._endings.put_back(follow, now)
+            if follow.request.request_id in self._books.requests:
+                self._endings.finish(follow, InvalidRequest(message.reason))
+            return
+        worker.health.failed(now)
+        self._endings.failed(follow, attempt, f"{worker.name}: {message.reason}", now)
+
+    def _on_unknown(self, worker: WorkerView, message: pb.UnknownAttempt, now: float) -> None:
+        found = self._find(worker, message.attempt)
+        if found is None:
+            return
+        follow, attempt = found
+        self._books.release(follow)
+        self._endings.failed(follow, attempt, f"{worker.name} does not know the attempt", now)

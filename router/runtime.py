@@ -1,0 +1,239 @@
+"""The dispatcher's shell: carries out the core's effects with asyncio and gRPC (router.requests.Dispatcher).
+
+    runtime = RouterRuntime(core, SystemClock(), epoch=epoch, secret=secret)
+    serving = asyncio.create_task(runtime.serve())
+    runtime.set_members(["127.0.0.1:4001", "127.0.0.1:4002"])
+    async with runtime.run(request) as running:
+        async for event in running.events(): ...
+
+Everything runs on one event loop. Every input goes core first, effects second, in one piece: nothing in between awaits.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+from cluster.core.clock import Clock
+from cluster.core.errors import HeadraceError, RequestFailed
+from cluster.rpc import auth_metadata
+from cluster.stubs.session_pb2 import FromDecode
+from cluster.stubs.watch_pb2 import WatchEvent
+from router.dispatcher import DispatcherCore
+from router.effects import (
+    CloseSession,
+    CloseWatch,
+    Deliver,
+    Effect,
+    Finished,
+    OpenSession,
+    OpenWatch,
+    ReopenSession,
+    ReopenWatch,
+    SendSession,
+    StreamClosed,
+    StreamOpened,
+)
+from router.links import StreamKeeper
+from router.requests import Limits, Request, Running, TokenEvent, Trace
+from router.session_client import SessionClient
+from router.watch_client import WatchClient
+
+TICK_S = 0.1
+MAX_HELD_IDS = 65_536  # undelivered token ids of one client
+
+
+class RunningRequest:
+    """An admitted request, as its client sees it. Events wait here, so that no stream ever waits for a client."""
+
+    def __init__(self, core: "RouterRuntime", request: Request) -> None:
+        self.trace = Trace()
+        self._runtime = core
+        self._request_id = request.request_id
+        self._samples = request.n
+        self._waiting: deque[TokenEvent] = deque()
+        self._held = 0
+        self._ended = False
+        self._error: HeadraceError | None = None
+        self._news = asyncio.Event()
+
+    async def events(self) -> AsyncIterator[TokenEvent]:
+        """See router.requests.Running."""
+        while True:
+            while self._waiting:
+                event = self._waiting.popleft()
+                self._held -= len(event.ids)
+                yield event
+            if self._ended:
+                break
+            self._news.clear()
+            await self._news.wait()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self, index: int) -> None:
+        """See router.requests.Running. Raises IndexError when there is no such sample."""
+        if not 0 <= index < self._samples:
+            raise IndexError(f"sample {index} of {self._samples}")
+        self._runtime.stop(self._request_id, index)
+
+    def push(self, event: TokenEvent) -> bool:
+        """Keep an event for the client. Returns False when it holds too many already."""
+        self._waiting.append(event)
+        self._held += len(event.ids)
+        self._news.set()
+        return self._held <= MAX_HELD_IDS
+
+    def finish(self, error: HeadraceError | None) -> None:
+        self._ended, self._error = True, error
+        self._news.set()
+
+
+class RouterRuntime:
+    """Implements router.requests.Dispatcher. `serve` must run; `secret` is the cluster's, None when it has none."""
+
+    def __init__(
+        self,
+        core: DispatcherCore,
+        clock: Clock,
+        *,
+        epoch: int,
+        secret: str | None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._core = core
+        self._clock = clock
+        self._epoch = epoch
+        self._metadata = () if secret is None else auth_metadata(secret)
+        self._rng = rng or random.Random()
+        self._running: dict[str, RunningRequest] = {}
+        self._watches: dict[str, WatchClient] = {}
+        self._sessions: dict[str, SessionClient] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self._failed = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Let time act until cancelled, then end what runs and close all streams. Raises errors of our own code."""
+        try:
+            while self._failure is None:
+                self._apply(self._core.tick(self._clock.now()))
+                try:
+                    await asyncio.wait_for(self._failed.wait(), TICK_S)
+                except TimeoutError:
+                    continue
+            raise self._failure
+        finally:
+            await self._close()
+
+    def set_members(self, addresses: Iterable[str]) -> None:
+        """The workers there should be, as host:port."""
+        self._apply(self._core.set_members(addresses, self._clock.now()))
+
+    def limits(self) -> Limits:
+        """See router.requests.Dispatcher."""
+        return self._core.limits(self._clock.now())
+
+    def ready(self) -> bool:
+        """See router.requests.Dispatcher."""
+        return self._core.ready(self._clock.now())
+
+    def status(self) -> dict[str, object]:
+        """See router.requests.Dispatcher."""
+        return self._core.status(self._clock.now())
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when the books disagree."""
+        self._core.check_integrity()
+
+    @asynccontextmanager
+    async def run(self, request: Request) -> AsyncIterator[Running]:
+        """See router.requests.Dispatcher."""
+        running = RunningRequest(self, request)
+        effects = self._core.add_request(request, self._clock.now(), running.trace)
+        self._running[request.request_id] = running
+        try:
+            self._apply(effects)
+            yield running
+        finally:
+            del self._running[request.request_id]
+            self._apply(self._core.cancel(request.request_id, self._clock.now()))
+
+    def stop(self, request_id: str, index: int) -> None:
+        """No more tokens of this sample are wanted."""
+        self._apply(self._core.stop(request_id, index, self._clock.now()))
+
+    # ---- events from the streams
+
+    def _on_watch(self, address: str, event: WatchEvent | StreamClosed) -> None:
+        self._apply(self._core.on_watch(address, event, self._clock.now()))
+
+    def _on_session(self, address: str, event: FromDecode | StreamOpened | StreamClosed) -> None:
+        self._apply(self._core.on_session(address, event, self._clock.now()))
+
+    def _on_failure(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._failed.set()
+
+    # ---- effects
+
+    def _apply(self, effects: list[Effect]) -> None:
+        pending = deque(effects)
+        while pending:
+            pending.extend(self._carry_out(pending.popleft()))
+
+    def _carry_out(self, effect: Effect) -> list[Effect]:
+        match effect:
+            case SendSession(address, message):
+                self._sessions[address].send(message)
+            case Deliver(request_id, event):
+                running = self._running.get(request_id)
+                if running is not None and not running.push(event):
+                    error = RequestFailed(f"the client left more than {MAX_HELD_IDS} tokens unread")
+                    return self._core.abort(request_id, error, self._clock.now())
+            case Finished(request_id, failure):
+                if (ended := self._running.get(request_id)) is not None:
+                    ended.finish(failure)
+            case OpenWatch(address):
+                self._watches[address] = self._new_watch(address)
+                self._watches[address].open()
+            case OpenSession(address):
+                self._sessions[address] = self._new_session(address)
+                self._sessions[address].open()
+            case ReopenWatch(address):
+                self._watches[address].reopen()
+            case ReopenSession(address):
+                self._sessions[address].reopen()
+            case CloseWatch(address):
+                self._let_close(self._watches.pop(address))
+            case CloseSession(address):
+                self._let_close(self._sessions.pop(address))
+        return []
+
+    def _new_watch(self, address: str) -> WatchClient:
+        return WatchClient(
+            address,
+            self._metadata,
+            self._clock,
+            self._rng,
+            self._on_failure,
+            epoch=self._epoch,
+            on_event=self._on_watch,
+        )
+
+    def _new_session(self, address: str) -> SessionClient:
+        return SessionClient(
+            address, self._metadata, self._clock, self._rng, self._on_failure, on_event=self._on_session
+        )
+
+    def _let_close(self, keeper: StreamKeeper) -> None:
+        task = asyncio.create_task(keeper.close(), name=f"close {keeper.address}")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _close(self) -> None:
+        for request_id in list(self._running):
+            self._apply(self._core.abort(request_id, RequestFailed("the router is shutting down"), self._clock.now()))
+        keepers = [*self._sessions.values(), *self._watches.values()]
+        await asyncio.gather(*(keeper.close() for keeper in keepers), *self._closing)

@@ -1,0 +1,89 @@
+"""The session stream to one decode worker (proto/session.proto): requests out, tokens in.
+
+The reader never waits for a client and the writer never for the reader: what goes out is queued here, what comes in
+goes straight to the core. What is queued for a stream that ended is dropped with it: its attempts have failed over.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from cluster.core.clock import Clock
+from cluster.rpc import Metadata, channel
+from cluster.stubs.session_pb2 import FromDecode, FromRouter
+from cluster.stubs.session_pb2_grpc import SessionStub
+from router.effects import StreamClosed, StreamOpened
+from router.links import CONNECT_S, OnFailure, StreamKeeper
+
+if TYPE_CHECKING:
+    Call = grpc.aio.StreamStreamCall[FromRouter, FromDecode]
+
+OnSession = Callable[[str, FromDecode | StreamOpened | StreamClosed], None]
+_FLUSH_S = 1.0
+
+
+class SessionClient(StreamKeeper):
+    """Reports every message to `on_event`, on the event loop; `send` never waits."""
+
+    def __init__(
+        self,
+        address: str,
+        metadata: Metadata,
+        clock: Clock,
+        rng: random.Random,
+        failed: OnFailure,
+        *,
+        on_event: OnSession,
+    ) -> None:
+        super().__init__(address, metadata, clock, rng, failed)
+        self._on_event = on_event
+        self._outbox: asyncio.Queue[FromRouter | None] | None = None
+        self._writer: asyncio.Task[None] | None = None
+
+    def send(self, message: FromRouter) -> None:
+        """Queue a message for the stream that is up; without one it is dropped."""
+        if self._outbox is not None:
+            self._outbox.put_nowait(message)
+
+    async def serve(self) -> str:
+        async with channel(self.address) as connection:
+            await asyncio.wait_for(connection.channel_ready(), CONNECT_S)
+            call = SessionStub(connection).Open(None, metadata=self._metadata)
+            outbox: asyncio.Queue[FromRouter | None] = asyncio.Queue()
+            self._outbox = outbox
+            writer = self._writer = asyncio.create_task(_write(call, outbox), name=f"session writer {self.address}")
+            try:
+                self._on_event(self.address, StreamOpened())
+                while isinstance(message := await call.read(), FromDecode):
+                    if not self.current:
+                        return "dropped"
+                    self._on_event(self.address, message)
+                return "the worker ended the session"
+            finally:
+                if self._outbox is outbox:
+                    self._outbox = None
+                writer.cancel()
+                call.cancel()
+
+    async def close(self) -> None:
+        """Send what is queued, within a second, then end."""
+        if self._outbox is not None and self._writer is not None:
+            self._outbox.put_nowait(None)
+            await asyncio.wait([self._writer], timeout=_FLUSH_S)
+        await super().close()
+
+    def report_closed(self, event: StreamClosed) -> None:
+        self._on_event(self.address, event)
+
+
+async def _write(call: "Call", outbox: "asyncio.Queue[FromRouter | None]") -> None:
+    """Send what is queued; None is the end of it."""
+    try:
+        while (message := await outbox.get()) is not None:
+            await call.write(message)
+        await call.done_writing()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return  # the stream has ended: its reader sees the same and says why

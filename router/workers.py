@@ -1,0 +1,337 @@
+"""The router's view of the workers: who they are, whether they may get work, and what they hold.
+
+One `WorkerView` per address, fed by two streams:
+
+1. *Connecting.* A watch is asked for. Nothing is known, nothing is assumed.
+2. *Known.* The live Hello says role, name, epoch, layout, fingerprint and limits; nothing else is a source for these.
+   A new epoch on the same address is a new peer: everything known of the old one is dropped.
+3. *Starting / ready / draining.* As the worker's own Status says, twice a second. A decode worker also needs its
+   session.
+4. *Suspect.* Silent for longer than `suspect_s`: no new work, but what runs goes on. Silence on every stream for twice
+   that is a loss, which the dispatcher acts upon.
+5. *Gone.* A stream closed: back to connecting until it is up again.
+
+What this router sent and the worker's Status may not show yet is kept as bookings: one per attempt and worker, owned by
+the attempt, and left out of the sums once a Status has come after the worker acknowledged the work (FAULTS P03).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cluster.core.errors import Unavailable
+from cluster.core.keys import KEY_BYTES, BlockKey
+from cluster.stubs.common_pb2 import WorkerIdentity
+from cluster.stubs.watch_pb2 import Status, WatchEvent, WatchHello
+from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pairable
+from router.requests import Limits
+
+PROTOCOL = 1
+CONFIRM_FACTOR = 2  # silence on every stream of this many times suspect_s is a loss
+
+KeysOf = Callable[[Shape], list[BlockKey]]
+
+
+@dataclass(slots=True)
+class Booking:
+    """What one attempt brings to one worker."""
+
+    tokens: int
+    blocks: int
+    sequences: int
+    acknowledged: bool = False
+    reported: bool = False  # a Status came after the acknowledgement: the worker counts it itself
+
+
+@dataclass(slots=True)
+class WatchState:
+    open: bool = False
+    sequence: int = 0
+    last_seen: float = 0.0
+
+
+@dataclass(slots=True)
+class SessionState:
+    wanted: bool = False  # the shell was asked to keep one up
+    open: bool = False
+    number: int = 0  # counts up per router and worker
+    epoch: int = 0  # from the worker's Hello on this session; 0 before it came
+    last_seen: float = 0.0
+    orphans: list[str] = field(default_factory=list)  # attempts to cancel when the session is back
+
+
+@dataclass(slots=True)
+class Health:
+    """Memory of failures and refusals. A client's error never gets here (I11)."""
+
+    failures: int = 0
+    cooling_until: float = 0.0
+    refusals: int = 0
+    refused_until: float = 0.0
+    refused_blocks: int = 0
+
+    def failed(self, now: float) -> None:
+        self.failures += 1
+        self.cooling_until = now + min(30.0, 0.5 * 2.0 ** (self.failures - 1))
+
+    def succeeded(self) -> None:
+        self.failures = 0
+
+    def refused(self, blocks: int, retry_after_s: float, now: float) -> None:
+        """No room for `blocks`: nothing as large is sent again before the hint, doubled each time in a row, is over."""
+        self.refusals += 1
+        self.refused_blocks = min(blocks, self.refused_blocks) if now < self.refused_until else blocks
+        wait = max(retry_after_s, 0.05 * 2.0 ** min(self.refusals - 1, 5))
+        self.refused_until = now + min(2.0, wait)
+
+    def accepted(self) -> None:
+        self.refusals = 0
+
+
+class WorkerView:
+    """One address. Times are the router's monotonic seconds."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.member = True
+        self.hello: WatchHello | None = None
+        self.status: Status | None = None
+        self.free_blocks = 0
+        self.lost = False  # it said so itself; true until a new epoch
+        self.keys: set[BlockKey] = set()
+        self.watch = WatchState()
+        self.session = SessionState()
+        self.health = Health()
+        self.bookings: dict[str, Booking] = {}
+
+    @property
+    def identity(self) -> WorkerIdentity:
+        return self.hello.identity if self.hello is not None else WorkerIdentity()
+
+    @property
+    def name(self) -> str:
+        return self.identity.worker or self.address
+
+    @property
+    def epoch(self) -> int:
+        return self.identity.epoch
+
+    @property
+    def role(self) -> str:
+        return self.identity.role
+
+    def on_watch(self, event: WatchEvent, now: float) -> bool:
+        """Take one event. Returns False when events were lost: the watch must be opened again."""
+        kind = event.WhichOneof("event")
+        if event.sequence != self.watch.sequence + 1 or (kind == "hello") != (event.sequence == 1):
+            return False
+        self.watch.sequence = event.sequence
+        self.watch.last_seen = now
+        if kind == "hello":
+            self._on_hello(event.hello)
+        elif kind == "snapshot":
+            self.keys = set(_unpack(event.snapshot.keys))
+        elif kind == "stored":
+            self.keys.update(_unpack(event.stored.keys))
+        elif kind == "removed":
+            self.keys.difference_update(_unpack(event.removed.keys))
+        elif kind == "status":
+            self._on_status(event.status)
+        return True
+
+    def new_peer(self) -> None:
+        """Another process answers here now: nothing that its predecessor did counts any more."""
+        self.lost = False
+        self.health = Health()
+        self.session.orphans.clear()
+
+    def watch_closed(self) -> None:
+        self.watch.open = False
+        self.watch.sequence = 0
+        self.status = None
+
+    def session_closed(self) -> None:
+        self.session.open = False
+        self.session.epoch = 0
+
+    def _on_hello(self, hello: WatchHello) -> None:
+        self.hello = hello
+        self.keys = set()
+        self.watch.open = True
+
+    def _on_status(self, status: Status) -> None:
+        self.status = status
+        self.free_blocks = status.free_blocks
+        for booking in self.bookings.values():
+            booking.reported = booking.reported or booking.acknowledged
+
+    def last_seen(self) -> float:
+        return max(self.watch.last_seen, self.session.last_seen)
+
+    def session_ready(self) -> bool:
+        return self.session.open and self.session.epoch == self.epoch != 0
+
+    def state(self, now: float, suspect_s: float) -> str:
+        """connecting, mismatch: why, lost, suspect, starting, draining, or ready."""
+        if not self.watch.open or self.hello is None:
+            return "connecting"
+        if self.identity.protocol != PROTOCOL:
+            return f"mismatch: protocol {self.identity.protocol}, this router speaks {PROTOCOL}"
+        if self.role not in ("prefill", "decode"):
+            return f"mismatch: unknown role {self.role!r}"
+        if self.lost:
+            return "lost"
+        if self.role == "decode" and not self.session_ready():
+            return "connecting"
+        if now - self.watch.last_seen > suspect_s:
+            return "suspect"
+        if self.status is None or not self.status.ready:
+            return "starting"
+        return "draining" if self.status.draining or not self.member else "ready"
+
+    def shape(self) -> Shape:
+        layout = self.identity.layout
+        return Shape(
+            self.identity.protocol,
+            (layout.layers, layout.kv_heads, layout.head_dim, layout.block_size, layout.dtype),
+            self.identity.fingerprint,
+        )
+
+    def load(self, keys_of: KeysOf, now: float) -> WorkerLoad:
+        """This worker for one request, whose block keys `keys_of` derives. The worker must be ready."""
+        hello, status = self.hello, self.status
+        if hello is None or status is None:
+            raise Unavailable(f"{self.address} is not ready")
+        shape = self.shape()
+        fresh = [booking for booking in self.bookings.values() if not booking.reported]
+        room = self.free_blocks - sum(booking.blocks for booking in fresh)
+        if now < self.health.refused_until:
+            room = min(room, self.health.refused_blocks - 1)
+        return WorkerLoad(
+            address=self.address,
+            name=self.name,
+            epoch=self.epoch,
+            shape=shape,
+            max_context=hello.max_context,
+            num_blocks=hello.num_blocks,
+            cached_tokens=self._cached_blocks(keys_of(shape)) * shape.layout[3],
+            queued_tokens=status.queued_tokens + sum(booking.tokens for booking in fresh),
+            tokens_per_s=status.prefill_tokens_per_s,
+            active=status.running + status.waiting + status.handing_off + sum(b.sequences for b in fresh),
+            step_s=status.step_s,
+            room_blocks=room,
+            cooling=self._cooling(now),
+        )
+
+    def _cooling(self, now: float) -> bool:
+        """Failing: until its pause is over, and then while one request tries it out. Prefill: refusing work."""
+        if self.role == "prefill":
+            return now < self.health.refused_until
+        return self.health.failures > 0 and (now < self.health.cooling_until or bool(self.bookings))
+
+    def _cached_blocks(self, keys: list[BlockKey]) -> int:
+        count = 0
+        for key in keys:
+            if key not in self.keys:
+                break
+            count += 1
+        return count
+
+
+class Workers:
+    """All workers, and the questions that concern more than one."""
+
+    def __init__(self, suspect_s: float) -> None:
+        self.suspect_s = suspect_s
+        self.by_address: dict[str, WorkerView] = {}
+
+    def get(self, address: str) -> WorkerView | None:
+        return self.by_address.get(address)
+
+    def ready(self, role: str, now: float) -> list[WorkerView]:
+        """Workers of this role that may get new work."""
+        return [w for w in self.by_address.values() if w.role == role and w.state(now, self.suspect_s) == "ready"]
+
+    def snapshot(self, keys_of: KeysOf, now: float, without: frozenset[str] = frozenset()) -> Snapshot:
+        """What placement chooses from. `without`: decode workers kept free for somebody else."""
+        decode = [w.load(keys_of, now) for w in self.ready("decode", now) if w.address not in without]
+        prefill = [w.load(keys_of, now) for w in self.ready("prefill", now)]
+        return Snapshot(tuple(decode), tuple(prefill))
+
+    def limits(self, now: float) -> Limits:
+        """What fits. Raises Unavailable, naming why, while no pair of workers is ready."""
+        snapshot = self.snapshot(_no_keys, now)
+        if not snapshot.decode:
+            raise Unavailable("no decode worker is ready")
+        paired = pairable(snapshot)
+        if not paired:
+            raise Unavailable(f"no prefill worker fits a decode worker: {describe_mismatch(snapshot)}")
+        max_context = max(d.max_context for d in paired)
+        if snapshot.prefill:
+            max_context = min(max_context, max(p.max_context for p in snapshot.prefill))
+        largest = max(paired, key=lambda d: d.num_blocks * d.block_size)
+        hello = self.by_address[largest.address].hello
+        if hello is None:
+            raise Unavailable(f"{largest.address} is not ready")
+        return Limits(
+            max_context=max_context,
+            pool_tokens=largest.num_blocks * largest.block_size,
+            block_size=largest.block_size,
+            vocab_size=hello.vocab_size,
+            eos_ids=tuple(hello.eos_ids),
+        )
+
+    def silent(self, now: float) -> list[WorkerView]:
+        """Workers that look connected, but were silent on every stream for so long that they count as lost."""
+        limit = self.suspect_s * CONFIRM_FACTOR
+        return [w for w in self.by_address.values() if (w.watch.open or w.session.open) and now - w.last_seen() > limit]
+
+    def forgive(self, gap_s: float) -> None:
+        """This process itself slept for `gap_s`: nobody can be blamed for silence in that time."""
+        for worker in self.by_address.values():
+            worker.watch.last_seen += gap_s
+            worker.session.last_seen += gap_s
+
+    def describe(self, now: float) -> list[dict[str, object]]:
+        """Every worker for people and metrics (JSON-able)."""
+        rows = []
+        for worker in self.by_address.values():
+            status = worker.status or Status()
+            rows.append(
+                {
+                    "address": worker.address,
+                    "worker": worker.identity.worker,
+                    "role": worker.role,
+                    "epoch": f"{worker.epoch:016x}",
+                    "state": self._described_state(worker, now),
+                    "blocks": worker.hello.num_blocks if worker.hello else 0,
+                    "free_blocks": worker.free_blocks,
+                    "cached_keys": len(worker.keys),
+                    "running": status.running,
+                    "waiting": status.waiting,
+                    "queued_tokens": status.queued_tokens,
+                    "attempts": len(worker.bookings),
+                    "gauges": dict(status.gauges),
+                    "counters": dict(status.counters),
+                }
+            )
+        return rows
+
+    def _described_state(self, worker: WorkerView, now: float) -> str:
+        state = worker.state(now, self.suspect_s)
+        if state != "ready":
+            return state
+        other = "prefill" if worker.role == "decode" else "decode"
+        peers = self.ready(other, now)
+        if not peers or any(peer.shape() == worker.shape() for peer in peers):
+            return state
+        pair = (worker, peers[0]) if worker.role == "decode" else (peers[0], worker)
+        decode, prefill = (side.load(_no_keys, now) for side in pair)
+        return f"mismatch: {describe_mismatch(Snapshot((decode,), (prefill,)))}"
+
+
+def _no_keys(shape: Shape) -> list[BlockKey]:
+    return []
+
+
+def _unpack(packed: bytes) -> list[BlockKey]:
+    return [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
