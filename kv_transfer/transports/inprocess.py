@@ -45,6 +45,10 @@ class InProcessNetwork:
             return self._pools.get(agent)
 
 
+PROCESS = InProcessNetwork()
+"""The network of all engines of this process; what needs networks apart (tests, simulation) makes its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Reading:
     """A read in progress: what it copies to where."""
