@@ -1,0 +1,246 @@
+"""The controller: holds the desired counts and keeps the programs that way (DESIGN §2). No Ray here: a `Launcher` acts.
+
+1. adopt      on start: load the desired counts, ask every living supervisor what it runs (a new controller replaces a
+              dead one; what runs goes on running meanwhile)
+2. reconcile  desired against actual -> starts and stops (cluster/reconcile.py), whenever either changes
+3. members    who is ready, pushed to every supervisor after each change; each forwards it to its program
+4. audit      every `audit_s`, ask all supervisors again: a lost report heals, a vanished supervisor is started anew
+
+Losing the store stops nothing: the last known counts hold; a controller that never could load them adopts and waits.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from cluster.core.errors import ConfigError, HeadraceError
+from cluster.pipe import ROLES, Member, Role
+from cluster.reconcile import Start, Stop, reconcile
+from cluster.store import Counts, DesiredStore, StoreUnavailable
+from cluster.supervisor import ProgramStatus
+
+AUDIT_S = 15.0
+_LOAD_RETRY_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class LaunchFailed(HeadraceError):
+    """A supervisor that could not be started, reached or ended."""
+
+
+class Launcher(Protocol):
+    """Starts and reaches supervisors. Every call may raise LaunchFailed."""
+
+    async def start(self, name: str, role: Role) -> None:
+        """Start a supervisor, or do nothing when it is there already."""
+
+    async def stop(self, name: str) -> None:
+        """Let its program drain, then end both; returns when they are gone."""
+
+    async def statuses(self) -> dict[str, ProgramStatus | None]:
+        """Every living supervisor by name; None for one that does not answer now."""
+
+    def push(self, name: str, members: tuple[Member, ...]) -> None:
+        """Hand the members to a supervisor; never waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """What `headrace status` shows. `version` counts changes; `programs` are sorted by name."""
+
+    version: int
+    desired: Mapping[Role, int]
+    programs: tuple[ProgramStatus, ...]
+    stopping: tuple[str, ...]
+    problem: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Exactly the desired programs run, and every one can take calls."""
+        count = {role: sum(p.role == role and p.state == "ready" for p in self.programs) for role in self.desired}
+        return count == dict(self.desired) and len(self.programs) == sum(count.values()) and not self.stopping
+
+
+class Controller:
+    """One per cluster. Everything runs on one event loop; `run` must be running."""
+
+    def __init__(self, launcher: Launcher, store: DesiredStore, initial: Counts, *, audit_s: float = AUDIT_S) -> None:
+        self._launcher = launcher
+        self._store = store
+        self._initial = initial
+        self._audit_s = audit_s
+        self._desired: Counts | None = None
+        self._programs: dict[str, ProgramStatus | None] = {}  # None: it runs, and has not said what
+        self._stops: dict[str, asyncio.Task[None]] = {}
+        self._pushed: dict[str, tuple[Member, ...]] = {}
+        self._problem: str | None = None
+        self._version = 0
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Adopt, then reconcile at every change and audit now and then, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._audit()
+            if self._desired is None:
+                await self._load_desired()
+            next_audit = loop.time() + (self._audit_s if self._desired is not None else _LOAD_RETRY_S)
+            while (left := next_audit - loop.time()) > 0:
+                version = self._version
+                await self._reconcile()
+                self._push_members()
+                if version == self._version:
+                    await self._wait_beyond(version, left)
+
+    def report(self, status: ProgramStatus) -> None:
+        """A supervisor's news. Older news than what is known is ignored."""
+        if status.name in self._programs or self._desired is None:
+            self._take(status)
+
+    async def scale(self, role: Role, count: int) -> None:
+        """Change a desired count. Raises ConfigError, or StoreUnavailable (then nothing has changed)."""
+        if role not in ROLES or count < 0:
+            raise ConfigError(f"{role}: {count} is not possible: a role ({', '.join(ROLES)}) and a number from 0")
+        if self._desired is None:
+            raise StoreUnavailable(self._problem or "the desired counts are not loaded yet")
+        desired: Counts = {**self._desired, role: count}
+        await self._store.save(desired)
+        self._desired = desired
+        self._note_change()
+
+    async def stop_all(self) -> None:
+        """End every program and supervisor; returns when they are gone. The stored counts stay."""
+        self._desired = dict.fromkeys(ROLES, 0)
+        self._note_change()
+        while self._programs or self._stops:
+            await self._wait_beyond(self._version, None)
+
+    def status(self) -> ClusterStatus:
+        """The state now."""
+        known = tuple(self._programs[name] for name in sorted(self._programs))
+        programs = tuple(program for program in known if program is not None)
+        desired = self._desired if self._desired is not None else self._initial
+        return ClusterStatus(self._version, dict(desired), programs, tuple(sorted(self._stops)), self._problem)
+
+    async def status_after(self, version: int, timeout_s: float) -> ClusterStatus:
+        """The state as soon as it is newer than `version`, or as it is when the time is up."""
+        await self._wait_beyond(version, timeout_s)
+        return self.status()
+
+    def members(self) -> tuple[Member, ...]:
+        """Programs that can take calls and are not about to leave."""
+        ready = (p.ready for name, p in sorted(self._programs.items()) if p is not None and name not in self._stops)
+        return tuple(each.member() for each in ready if each is not None)
+
+    async def _load_desired(self) -> None:
+        try:
+            self._desired = await self._store.load()
+            if self._desired is None:
+                await self._store.save(self._initial)
+                self._desired = dict(self._initial)
+            self._set_problem(None)
+        except StoreUnavailable as error:
+            self._desired = None
+            self._set_problem(f"adopting only, until the desired counts are known: {error}")
+
+    async def _audit(self) -> None:
+        try:
+            found = await self._launcher.statuses()
+        except LaunchFailed as error:
+            _log.warning("no audit this time: %s", error)
+            return
+        for name in set(self._programs) - set(found) - set(self._stops):
+            _log.warning("the supervisor of %s has vanished", name)
+            self._forget(name)
+        for name, status in found.items():
+            if name in self._stops:
+                continue
+            if name not in self._programs:
+                self._programs[name] = None
+                self._note_change()
+            if status is not None:
+                self._take(status)
+
+    async def _reconcile(self) -> None:
+        if self._desired is None:
+            return
+        problems = []
+        for action in reconcile(self._desired, set(self._programs) - set(self._stops), self._stops):
+            if isinstance(action, Stop):
+                self._stops[action.name] = asyncio.ensure_future(self._stop(action.name))
+                self._note_change()
+            elif problem := await self._start(action):
+                problems.append(problem)
+        self._set_problem("; ".join(problems) or None)
+
+    async def _start(self, action: Start) -> str | None:
+        """Returns why it could not be started; it is tried again at the next change or audit."""
+        self._programs[action.name] = None  # before the call: its first report may come before the call returns
+        try:
+            await self._launcher.start(action.name, action.role)
+        except LaunchFailed as error:
+            del self._programs[action.name]
+            return f"cannot start {action.name}: {error}"
+        self._note_change()
+        return None
+
+    def _set_problem(self, problem: str | None) -> None:
+        if problem == self._problem:
+            return
+        if problem is not None:
+            _log.error("%s", problem)
+        self._problem = problem
+        self._note_change()
+
+    async def _stop(self, name: str) -> None:
+        """Routers hear that it leaves before it is told to: new work goes elsewhere, running work drains."""
+        try:
+            self._push_members()
+            await self._launcher.stop(name)
+        except LaunchFailed as error:
+            _log.error("cannot stop %s: %s", name, error)  # it is found by the next audit and stopped again
+        finally:
+            del self._stops[name]
+            self._forget(name)
+
+    def _push_members(self) -> None:
+        """To every supervisor whose last list differs."""
+        members = self.members()
+        for name in self._programs:
+            if self._pushed.get(name) == members:
+                continue
+            try:
+                self._launcher.push(name, members)
+                self._pushed[name] = members
+            except LaunchFailed as error:
+                _log.warning("cannot reach the supervisor of %s: %s", name, error)  # the next audit tells
+
+    def _take(self, status: ProgramStatus) -> None:
+        known = self._programs.get(status.name)
+        if known is not None and known.supervisor == status.supervisor and known.revision >= status.revision:
+            return
+        if known is None or known.supervisor != status.supervisor:
+            self._pushed.pop(status.name, None)  # a new supervisor has no list yet
+        self._programs[status.name] = status
+        self._note_change()
+
+    def _forget(self, name: str) -> None:
+        self._programs.pop(name, None)
+        self._pushed.pop(name, None)
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self._version += 1
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _wait_beyond(self, version: int, timeout_s: float | None) -> None:
+        """Until the version differs from `version` or the time is up."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._version == version:
+                    await self._changed.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,250 @@
+"""One program, kept running: spawn, hear, feed, restart, stop. No Ray here; cluster/ray_launcher.py makes it an actor.
+
+1. spawn    the program in its own session, stdin and stdout piped, stderr appended to its log
+2. hear     its ready line; every change of state is reported at once
+3. feed     the newest members list, from a thread of its own: a frozen program never blocks anybody
+4. end      it exited: sweep what is left of its session, wait (longer after each early death), spawn again
+5. stop     SIGTERM, a bounded time to drain, SIGKILL
+
+The thread that spawns lives as long as the supervisor, because Linux ties the program's life to that thread (see
+`program.die_with_parent`). Waiting is always blocking on the kernel or on a condition: an idle supervisor uses no CPU.
+"""
+
+import io
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Literal
+
+from cluster.core.clock import Clock, SystemClock
+from cluster.core.errors import HeadraceError
+from cluster.core.ids import new_epoch
+from cluster.pipe import MAX_LINE_BYTES, Member, MembersLine, PipeError, Ready, Role, decode_ready, encode
+
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 15.0
+STEADY_S = 30.0
+"""A program that was up this long is restarted at once; earlier deaths double the wait."""
+
+STOP_PATIENCE_S = 15.0
+"""Seconds between SIGTERM and SIGKILL; longer than a program's own grace (`program.STOP_GRACE_S`)."""
+
+_MAX_LOG_BYTES = 64 * 1024 * 1024
+_log = logging.getLogger(__name__)
+
+State = Literal["starting", "ready", "waiting", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSpec:
+    """What to run. `environment` is complete: nothing is inherited."""
+
+    name: str
+    role: Role
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    log_file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramStatus:
+    """A supervisor's whole truth. (supervisor, revision) orders what one supervisor said.
+
+    `early_deaths` counts deaths in a row before the program had been up for STEADY_S.
+    """
+
+    name: str
+    role: Role
+    supervisor: int
+    revision: int = 0
+    state: State = "starting"
+    ready: Ready | None = None
+    pid: int | None = None
+    restarts: int = 0
+    early_deaths: int = 0
+    last_exit: int | None = None
+
+
+Report = Callable[[ProgramStatus], None]
+
+
+class Supervisor:
+    """Keeps one program running in a thread of its own until `stop`. Thread-safe."""
+
+    def __init__(self, spec: ProgramSpec, report: Report, clock: Clock | None = None) -> None:
+        self._spec = spec
+        self._report = report
+        self._clock = clock or SystemClock()
+        self._lock = threading.Condition()
+        self._status = ProgramStatus(spec.name, spec.role, new_epoch())
+        self._members: tuple[Member, ...] = ()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._keep_running, name=f"supervise-{spec.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def status(self) -> ProgramStatus:
+        """What is known now."""
+        with self._lock:
+            return self._status
+
+    def set_members(self, members: Sequence[Member]) -> None:
+        """The cluster's programs, all of them; given to the program, and to its successors."""
+        with self._lock:
+            self._members = tuple(members)
+            self._lock.notify_all()
+
+    def stop(self, patience_s: float = STOP_PATIENCE_S) -> None:
+        """Let the program drain, then end it; returns when nothing of it is left. Idempotent."""
+        with self._lock:
+            self._stopping = True
+            self._lock.notify_all()
+            process = self._process
+        if process is not None:
+            process.terminate()
+            self._thread.join(patience_s)
+            if self._thread.is_alive():
+                _log.warning("%s did not stop in %.0f s: killing it", self._spec.name, patience_s)
+                process.kill()
+        self._thread.join()
+
+    def _keep_running(self) -> None:
+        while not self._stopping:
+            started = self._clock.now()
+            code = self._run_once()
+            steady = self._clock.now() - started >= STEADY_S
+            early = 0 if steady else self._status.early_deaths + 1
+            restarts = self._status.restarts + (0 if self._stopping else 1)
+            if not self._stopping:
+                _log.warning("%s ended with %s", self._spec.name, code)
+            self._change(
+                state="stopped" if self._stopping else "waiting",
+                ready=None,
+                pid=None,
+                last_exit=code,
+                restarts=restarts,
+                early_deaths=early,
+            )
+            with self._lock:
+                self._lock.wait_for(lambda: self._stopping, timeout=backoff_s(early))
+
+    def _run_once(self) -> int | None:
+        """One life of the program. Returns its exit status; None when it could not be started."""
+        try:
+            process = self._spawn()
+        except OSError as error:
+            _log.error("cannot start %s: %s", self._spec.name, error)
+            return None
+        helpers = [
+            threading.Thread(target=work, args=(process,), name=f"{work.__name__}-{self._spec.name}", daemon=True)
+            for work in (self._feed, self._hear)
+        ]
+        for helper in helpers:
+            helper.start()
+        try:
+            return process.wait()
+        finally:
+            with self._lock:
+                self._process = None
+                self._lock.notify_all()
+            _sweep_session(process.pid)
+            for helper in helpers:
+                helper.join()
+
+    def _spawn(self) -> "subprocess.Popen[bytes]":
+        with self._lock:
+            _rotate(self._spec.log_file)
+            with self._spec.log_file.open("ab") as log:
+                process = subprocess.Popen(
+                    self._spec.command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=dict(self._spec.environment),
+                    bufsize=0,
+                    start_new_session=True,
+                )
+            self._process = process
+            if self._stopping:  # `stop` came just before and had no process to end
+                process.terminate()
+        self._change(state="starting", ready=None, pid=process.pid)
+        return process
+
+    def _hear(self, process: "subprocess.Popen[bytes]") -> None:
+        """Follow the program's stdout to its end."""
+        assert process.stdout is not None
+        with io.BufferedReader(_raw(process.stdout)) as reader:
+            while line := reader.readline(MAX_LINE_BYTES):
+                try:
+                    ready = decode_ready(line)
+                    if (ready.name, ready.role) != (self._spec.name, self._spec.role):
+                        raise PipeError(f"it calls itself {ready.name} ({ready.role})")
+                except HeadraceError as error:
+                    _log.error("killing %s: %s", self._spec.name, error)
+                    process.kill()
+                    return
+                self._change(state="ready", ready=ready)
+
+    def _feed(self, process: "subprocess.Popen[bytes]") -> None:
+        """Write each new members list; lists that came while a write was stuck are skipped, the newest is not."""
+        assert process.stdin is not None
+        sent: tuple[Member, ...] | None = None
+        with _raw(process.stdin) as pipe:
+            while (members := self._next_members(process, sent)) is not None:
+                line = memoryview(encode(MembersLine(members)))
+                try:
+                    while line:  # an unbuffered pipe may take only a part
+                        line = line[pipe.write(line) or 0 :]
+                except OSError:  # it has just died
+                    return
+                sent = members
+
+    def _next_members(
+        self, process: "subprocess.Popen[bytes]", sent: tuple[Member, ...] | None
+    ) -> tuple[Member, ...] | None:
+        """Wait for a list that differs from `sent`; None once the process is gone."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._process is not process or self._members != sent)
+            return self._members if self._process is process else None
+
+    def _change(self, **changes: object) -> None:
+        with self._lock:
+            self._status = replace(self._status, revision=self._status.revision + 1, **changes)  # type: ignore[arg-type]
+            status = self._status
+        self._report(status)
+
+
+def backoff_s(early_deaths: int) -> float:
+    """Seconds to wait before the next start, after so many early deaths in a row."""
+    if early_deaths == 0:
+        return 0.0
+    return float(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(early_deaths - 1, 10)))
+
+
+def _raw(pipe: IO[bytes]) -> io.FileIO:
+    """What Popen gives with bufsize=0, by its real type."""
+    assert isinstance(pipe, io.FileIO)
+    return pipe
+
+
+def _sweep_session(leader: int) -> None:
+    """A program's children normally leave with it; whatever did not is ended here."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # nothing left
+        return
+    _log.warning("killed what process %d had left behind", leader)
+
+
+def _rotate(log_file: Path) -> None:
+    """Keep one old log: a program that restarts for weeks must not fill the disk."""
+    if log_file.exists() and log_file.stat().st_size > _MAX_LOG_BYTES:
+        log_file.replace(log_file.with_suffix(".log.1"))

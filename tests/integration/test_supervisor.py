@@ -1,0 +1,133 @@
+"""A supervisor and a real child process that speaks the protocol."""
+
+import os
+import queue
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster.config import dump_config, environment, load_config
+from cluster.pipe import Member, Role, role_of
+from cluster.secret import create_secret
+from cluster.supervisor import ProgramSpec, ProgramStatus, Supervisor, backoff_s
+from tests.fake_program import PATIENCE_S, Hearing
+
+PEER = Member(name="prefill-0", role="prefill", address="p:1", epoch=2**64 - 1)
+
+
+class Watched:
+    """A supervisor whose reports the test reads one by one."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        role: Role = role_of(name)
+        program = (sys.executable, "-m", "tests.fake_program")
+        command = (*program, "--config", str(folder / "config.yaml"), "--name", name, "--supervised")
+        spec = ProgramSpec(name, role, command, environment({}), folder / f"{name}.log")
+        self.reports: queue.Queue[ProgramStatus] = queue.Queue()
+        self.supervisor = Supervisor(spec, self.reports.put)
+        self.hearing = Hearing(folder, name)
+        self.log_file = spec.log_file
+        self.supervisor.start()
+
+    def until(self, condition: Callable[[ProgramStatus], bool]) -> ProgramStatus:
+        while not condition(status := self.reports.get(timeout=PATIENCE_S)):
+            pass
+        return status
+
+    def ready(self) -> ProgramStatus:
+        return self.until(lambda status: status.state == "ready")
+
+    def processes(self, status: ProgramStatus) -> list[psutil.Process]:
+        assert status.ready is not None
+        return [psutil.Process(pid) for pid in status.ready.pids]
+
+
+Watch = Callable[[str], Watched]
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Watch]:
+    create_secret(tmp_path / "secret")
+    config = load_config(None, [f"secret_file={tmp_path / 'secret'}"])
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    started: list[Watched] = []
+
+    def start(name: str) -> Watched:
+        started.append(Watched(tmp_path, name))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.supervisor.stop(1.0)
+        with each.hearing:
+            pass
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=PATIENCE_S)[1]
+
+
+def test_ready_members_and_an_orderly_stop(watch: Watch) -> None:
+    watched = watch("decode-0")
+    status = watched.ready()
+    assert status.ready is not None
+    assert (status.ready.name, status.ready.role, status.pid) == ("decode-0", "decode", status.ready.pids[0])
+    processes = watched.processes(status)
+    assert len(processes) == 2
+    watched.supervisor.set_members([PEER])
+    watched.hearing.until(PEER)
+    watched.supervisor.stop(PATIENCE_S)
+    assert gone(processes)
+    last = watched.until(lambda status: status.state == "stopped")
+    assert (last.last_exit, last.restarts, last.ready) == (0, 0, None)
+    assert "a stray print" in watched.log_file.read_text()
+
+
+def test_a_killed_program_comes_back_as_a_new_peer_and_hears_the_members(watch: Watch) -> None:
+    watched = watch("decode-0")
+    watched.supervisor.set_members([PEER])
+    first = watched.ready()
+    processes = watched.processes(first)
+    watched.hearing.until(PEER)
+    processes[0].kill()
+    died = watched.until(lambda status: status.state == "waiting")
+    assert (died.ready, died.last_exit, died.restarts) == (None, -signal.SIGKILL, 1)
+    assert gone(processes)  # the program's own child as well
+    again = watched.ready()
+    assert first.ready is not None
+    assert again.ready is not None
+    assert again.ready.epoch != first.ready.epoch
+    watched.hearing.until(PEER)
+
+
+def test_a_program_that_fails_at_once_is_tried_ever_more_slowly(watch: Watch) -> None:
+    watched = watch("prefill-9")
+    status = watched.until(lambda status: status.early_deaths == 2)
+    assert (status.state, status.last_exit, status.restarts) == ("waiting", 3, 2)
+    assert [backoff_s(n) for n in (0, 1, 2, 3, 50)] == [0.0, 0.5, 1.0, 2.0, 15.0]
+
+
+def test_a_program_that_ignores_sigterm_is_killed(watch: Watch) -> None:
+    watched = watch("decode-9")
+    status = watched.until(lambda status: status.pid is not None)
+    assert status.pid is not None
+    process = psutil.Process(status.pid)
+    watched.supervisor.stop(0.2)
+    assert gone([process])
+
+
+def test_a_frozen_program_blocks_nobody(watch: Watch) -> None:
+    watched = watch("decode-0")
+    status = watched.ready()
+    assert status.pid is not None
+    os.kill(status.pid, signal.SIGSTOP)
+    many = [Member(name=f"decode-{n}", role="decode", address="d:1", epoch=n) for n in range(2000)]
+    for count in range(1, len(many), 100):  # more than a pipe holds
+        watched.supervisor.set_members(many[:count])
+    processes = watched.processes(status)
+    watched.supervisor.stop(0.2)
+    assert gone(processes)

@@ -1,0 +1,228 @@
+"""The controller against a launcher in memory: adoption, scaling, restarts, membership, a store that is away."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from cluster.controller import ClusterStatus, Controller, LaunchFailed
+from cluster.core.errors import ConfigError
+from cluster.pipe import Member, Ready, Role, role_of
+from cluster.store import Counts, StoreUnavailable
+from cluster.supervisor import ProgramStatus
+
+ONE_EACH: Counts = {"prefill": 1, "decode": 1, "router": 1}
+
+
+class FakeSupervisors:
+    """Supervisors whose programs become ready when the test says so."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, ProgramStatus] = {}
+        self.told: dict[str, tuple[Member, ...]] = {}
+        self.refuse: set[str] = set()
+        self.stopping = asyncio.Event()
+        self.stopping.set()
+        self._epoch = 0
+
+    async def start(self, name: str, role: Role) -> None:
+        if name in self.refuse:
+            raise LaunchFailed(f"no room for {name}")
+        self._epoch += 1
+        self.running.setdefault(name, ProgramStatus(name, role, supervisor=self._epoch))
+
+    async def stop(self, name: str) -> None:
+        await self.stopping.wait()
+        self.running.pop(name, None)
+
+    async def statuses(self) -> dict[str, ProgramStatus | None]:
+        return dict(self.running)
+
+    def push(self, name: str, members: tuple[Member, ...]) -> None:
+        self.told[name] = members
+
+    def becomes(self, name: str, *, epoch: int | None, revision: int) -> ProgramStatus:
+        """The program of `name` is ready with `epoch`, or dead (None)."""
+        role = role_of(name)
+        ready = None if epoch is None else Ready(name=name, role=role, address=f"{name}:1", epoch=epoch)
+        state = self.running[name]
+        self.running[name] = ProgramStatus(
+            name, role, state.supervisor, revision, "ready" if ready else "waiting", ready
+        )
+        return self.running[name]
+
+
+class MemoryStore:
+    def __init__(self, counts: Counts | None = None) -> None:
+        self.counts = counts
+        self.away = False
+
+    async def load(self) -> Counts | None:
+        if self.away:
+            raise StoreUnavailable("the store is away")
+        return self.counts
+
+    async def save(self, counts: Counts) -> None:
+        if self.away:
+            raise StoreUnavailable("the store is away")
+        self.counts = counts
+
+    async def close(self) -> None:
+        return None
+
+
+@pytest.fixture
+async def supervisors() -> FakeSupervisors:
+    return FakeSupervisors()
+
+
+@pytest.fixture
+async def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+async def controller(supervisors: FakeSupervisors, store: MemoryStore) -> AsyncIterator[Controller]:
+    one = Controller(supervisors, store, ONE_EACH, audit_s=0.02)
+    running = asyncio.ensure_future(one.run())
+    yield one
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def until(controller: Controller, condition: Callable[[ClusterStatus], bool]) -> ClusterStatus:
+    """Let the controller run until `condition` holds."""
+    async with asyncio.timeout(5):
+        while not condition(controller.status()):  # noqa: ASYNC110 - some are about the fake, which has no event
+            await asyncio.sleep(0)
+    return controller.status()
+
+
+def names(status: ClusterStatus) -> list[str]:
+    return [program.name for program in status.programs]
+
+
+async def adopted(controller: Controller, *expected: str) -> ClusterStatus:
+    return await until(controller, lambda status: names(status) == sorted(expected) and not status.stopping)
+
+
+async def test_starts_what_the_configuration_wants_and_remembers_it(
+    controller: Controller, supervisors: FakeSupervisors, store: MemoryStore
+) -> None:
+    status = await adopted(controller, "prefill-0", "decode-0", "router-0")
+    assert not status.ready
+    assert store.counts == ONE_EACH
+    for number, name in enumerate(["prefill-0", "decode-0", "router-0"]):
+        controller.report(supervisors.becomes(name, epoch=number, revision=1))
+    assert (await until(controller, lambda status: status.ready)).problem is None
+
+
+async def test_members_are_who_is_ready_and_everybody_hears_each_change(
+    controller: Controller, supervisors: FakeSupervisors
+) -> None:
+    await adopted(controller, "prefill-0", "decode-0", "router-0")
+    controller.report(supervisors.becomes("decode-0", epoch=7, revision=1))
+    await until(controller, lambda _: len(supervisors.told.get("router-0", ())) == 1)
+    assert supervisors.told["router-0"] == (Member(name="decode-0", role="decode", address="decode-0:1", epoch=7),)
+    controller.report(supervisors.becomes("decode-0", epoch=None, revision=2))
+    assert controller.members() == ()
+    controller.report(supervisors.becomes("decode-0", epoch=8, revision=3))
+    await until(controller, lambda _: all([m.epoch for m in told] == [8] for told in supervisors.told.values()))
+    assert set(supervisors.told) == {"prefill-0", "decode-0", "router-0"}
+
+
+async def test_old_news_is_ignored(controller: Controller, supervisors: FakeSupervisors) -> None:
+    await adopted(controller, "prefill-0", "decode-0", "router-0")
+    old = supervisors.becomes("decode-0", epoch=7, revision=1)
+    controller.report(supervisors.becomes("decode-0", epoch=8, revision=2))
+    controller.report(old)
+    assert [member.epoch for member in controller.members()] == [8]
+
+
+async def test_scaling_up_and_down_again(controller: Controller, supervisors: FakeSupervisors) -> None:
+    await adopted(controller, "prefill-0", "decode-0", "router-0")
+    await controller.scale("decode", 3)
+    await adopted(controller, "decode-0", "decode-1", "decode-2", "prefill-0", "router-0")
+    for number in range(3):
+        controller.report(supervisors.becomes(f"decode-{number}", epoch=number, revision=1))
+    supervisors.stopping.clear()
+    await controller.scale("decode", 1)
+    await until(controller, lambda status: status.stopping == ("decode-1", "decode-2"))
+    await until(controller, lambda _: len(supervisors.told["router-0"]) == 1)  # told before they are gone
+    await controller.scale("decode", 2)  # decode-1 is wanted again while it still leaves
+    supervisors.stopping.set()
+    await adopted(controller, "decode-0", "decode-1", "prefill-0", "router-0")
+
+
+async def test_a_new_controller_adopts_what_runs_and_keeps_the_stored_counts(supervisors: FakeSupervisors) -> None:
+    await supervisors.start("decode-0", "decode")
+    await supervisors.start("decode-1", "decode")
+    before = supervisors.becomes("decode-0", epoch=5, revision=9)
+    controller = Controller(supervisors, MemoryStore({"prefill": 0, "decode": 2, "router": 0}), ONE_EACH)
+    running = asyncio.ensure_future(controller.run())
+    status = await adopted(controller, "decode-0", "decode-1")
+    assert status.programs[0] == before
+    assert status.desired == {"prefill": 0, "decode": 2, "router": 0}
+    running.cancel()
+
+
+async def test_a_vanished_supervisor_is_replaced(controller: Controller, supervisors: FakeSupervisors) -> None:
+    status = await adopted(controller, "prefill-0", "decode-0", "router-0")
+    old = status.programs[0].supervisor
+    del supervisors.running["decode-0"]
+    await until(controller, lambda status: any(p.name == "decode-0" and p.supervisor != old for p in status.programs))
+
+
+async def test_a_supervisor_that_cannot_start_is_tried_again(
+    controller: Controller, supervisors: FakeSupervisors
+) -> None:
+    supervisors.refuse = {"decode-1"}
+    await adopted(controller, "prefill-0", "decode-0", "router-0")
+    await controller.scale("decode", 2)
+    await until(controller, lambda status: status.problem == "cannot start decode-1: no room for decode-1")
+    supervisors.refuse = set()
+    status = await adopted(controller, "prefill-0", "decode-0", "decode-1", "router-0")
+    assert status.problem is None
+
+
+async def test_without_the_store_what_runs_is_adopted_and_nothing_else_happens(
+    supervisors: FakeSupervisors, store: MemoryStore
+) -> None:
+    await supervisors.start("decode-5", "decode")
+    store.away = True
+    controller = Controller(supervisors, store, ONE_EACH)
+    running = asyncio.ensure_future(controller.run())
+    await until(controller, lambda status: "the store is away" in str(status.problem))
+    assert list(supervisors.running) == ["decode-5"]
+    with pytest.raises(StoreUnavailable):
+        await controller.scale("decode", 1)
+    running.cancel()
+
+
+async def test_a_scale_that_cannot_be_stored_changes_nothing(
+    controller: Controller, supervisors: FakeSupervisors, store: MemoryStore
+) -> None:
+    await adopted(controller, "prefill-0", "decode-0", "router-0")
+    store.away = True
+    with pytest.raises(StoreUnavailable):
+        await controller.scale("decode", 5)
+    assert controller.status().desired == ONE_EACH
+    with pytest.raises(ConfigError):
+        await controller.scale("decode", -1)
+
+
+async def test_stop_all_ends_everything_and_keeps_the_counts(
+    controller: Controller, supervisors: FakeSupervisors, store: MemoryStore
+) -> None:
+    await adopted(controller, "prefill-0", "decode-0", "router-0")
+    await asyncio.wait_for(controller.stop_all(), 5)
+    assert supervisors.running == {}
+    assert store.counts == ONE_EACH
+
+
+async def test_waiting_for_a_change_ends_with_it_or_with_the_time(controller: Controller) -> None:
+    status = await adopted(controller, "prefill-0", "decode-0", "router-0")
+    assert (await controller.status_after(status.version, 0.01)).version == status.version
+    waiting = asyncio.ensure_future(controller.status_after(status.version, 5))
+    await controller.scale("decode", 2)
+    assert (await waiting).version > status.version
