@@ -1,7 +1,7 @@
 """The decode worker's brain: pure, synchronous, no clock, no sockets (DESIGN §2, "the server decides").
 
-Every method takes an event and the time; what has to be done comes out of `take_effects`. The same code runs behind real
-gRPC streams and in simulation. A request's way through here:
+Every method takes an event and the time; what has to be done comes out of `take_effects`. The same code runs behind
+real gRPC streams and in simulation. A request's way through here:
     1. Submit      check, match the prefix index, reserve, or wait in a short line, or refuse  (admission.py)
     2. Digest      prefix hits are proved before they are used
     3. hand-off    a prefill worker computes, blocks are read, verified, published              (handoffs.py)
@@ -11,6 +11,7 @@ gRPC streams and in simulation. A request's way through here:
 """
 
 from cluster.core.config import ClusterConfig
+from cluster.stubs.common_pb2 import WorkerAddress
 from cluster.stubs.link_pb2 import First, FromPrefill, PrefillHello
 from cluster.stubs.session_pb2 import (
     AttemptFailed,
@@ -45,8 +46,6 @@ from engine.messages import (
 from engine.overdue import OverdueWatch
 from engine.scheduler import StepBudget
 from kv_transfer.staging import Staging
-
-__all__ = ["DecodeCore", "Facts"]
 
 
 class DecodeCore:
@@ -112,6 +111,11 @@ class DecodeCore:
             self.handoffs.link_down(peer, reason, now)
         self._after(now)
 
+    def warm(self, addresses: list[WorkerAddress]) -> None:
+        """Prefill workers that exist: dial them before the first request needs them."""
+        for address in addresses:
+            self.peers.reach(address)
+
     def from_prefill(self, peer_name: str, message: FromPrefill, now: float) -> None:
         peer = self.peers.get(peer_name)
         if peer is None:
@@ -147,15 +151,13 @@ class DecodeCore:
         elif isinstance(report, DigestDone):
             self._admission.digests(report, now)
         elif isinstance(report, PeerAdded):
-            self.peers.engine_knows(report.peer, readable=True)
-            for peer in self.peers.known():
-                if peer.readable:
-                    self.handoffs.link_up(peer, now)
+            peer = self.peers.warmed(report)
+            if peer is not None:
+                self.handoffs.link_up(peer, now)
         elif isinstance(report, PeerFailed):
-            self.peers.engine_knows(report.peer, readable=False)
-            for peer in self.peers.known():
-                if peer.hello is not None and peer.hello.agent == report.peer:
-                    self.handoffs.link_down(peer, f"engine cannot read from it: {report.reason}", now)
+            peer = self.peers.unreadable(report)
+            if peer is not None:
+                self.handoffs.link_down(peer, f"cannot be read: {report.reason}", now)
         elif isinstance(report, Fatal):
             self.state.effects.append(Lost(report.reason))
         self._after(now)

@@ -121,10 +121,9 @@ class Decoding:
             self._drop(sequence)
 
     def make_room(self, wanting: Sequence) -> bool:
-        """A running sequence needs a block: pre-empt the youngest attempt that may be. True when blocks came free."""
-        victims = [
-            a for a in self._state.attempts.values() if a.phase is not Phase.WAITING and not a.protected and a.sequences()
-        ]
+        """A running sequence needs a block: pre-empt the youngest attempt that may be. True when one was."""
+        holding = [a for a in self._state.attempts.values() if a.phase is not Phase.WAITING and a.sequences()]
+        victims = [a for a in holding if not a.protected]
         if not victims:
             owner = self._of.get(wanting.id)
             if owner is not None:

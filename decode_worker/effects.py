@@ -38,10 +38,17 @@ class Dial:
 
 
 @dataclass(frozen=True, slots=True)
+class HangUp:
+    """Close a link; nothing more is heard of it."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """This worker cannot go on: tell everybody and exit."""
 
     reason: str
 
 
-Effect = ToEngine | ToRouter | ToPrefill | Dial | Lost
+Effect = ToEngine | ToRouter | ToPrefill | Dial | HangUp | Lost

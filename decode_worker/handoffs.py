@@ -250,7 +250,7 @@ class HandOffs:
         return not transfer.handoff.reads and not transfer.handoff.next_range(1)
 
     def _next_holder(self, transfer: Transfer, reason: str, now: float, *, refused: bool = False) -> None:
-        """Try the next prefill worker; with none left, compute the rest here, or give the attempt back if all refused."""
+        """Try the next prefill worker; with none left compute the rest here, or give it back when all refused."""
         if transfer.closed:
             return
         if transfer.peer is not None:

@@ -5,10 +5,10 @@ from enum import Enum, auto
 
 from cluster.core.ids import agent_name
 from cluster.stubs.common_pb2 import WorkerAddress, WorkerIdentity
-from cluster.stubs.link_pb2 import FromDecodePeer, PrefillHello
-from decode_worker.effects import Dial
+from cluster.stubs.link_pb2 import FromDecodePeer, PrefillHello, Warmed
+from decode_worker.effects import Dial, HangUp
 from decode_worker.state import State
-from engine.messages import AddPeer, DropPeer
+from engine.messages import AddPeer, DropPeer, PeerAdded, PeerFailed
 
 PROTOCOL = 1
 
@@ -70,7 +70,7 @@ class Peers:
             peer.waiting.clear()
             return peer.reason
         peer.link = LinkState.UP
-        self._state.to_engine(AddPeer(hello.agent, hello.agent_metadata))
+        self._state.to_engine(AddPeer(hello.agent, hello.agent_metadata, hello.pool_address))
         waiting, peer.waiting = peer.waiting, []
         for message in waiting:
             self._state.to_prefill(name, message)
@@ -82,14 +82,26 @@ class Peers:
         if peer is not None and peer.hello is not None and peer.link is LinkState.UP:
             self._state.to_engine(DropPeer(peer.hello.agent))
 
-    def engine_knows(self, agent: str, *, readable: bool) -> None:
-        """The engine has added the agent, or could not."""
-        for peer in self._peers.values():
-            if peer.hello is not None and peer.hello.agent == agent:
-                peer.readable = readable
+    def warmed(self, report: PeerAdded) -> Peer | None:
+        """The engine can read from this agent now; the holder is told whether our reads need its help."""
+        peer = self._by_agent(report.peer)
+        if peer is not None:
+            peer.readable = True
+            message = Warmed(needs_polling=report.needs_polling, gb_per_s=report.gb_per_s)
+            self._state.to_prefill(peer.name, FromDecodePeer(warmed=message))
+        return peer
 
-    def known(self) -> list[Peer]:
-        return list(self._peers.values())
+    def unreadable(self, report: PeerFailed) -> Peer | None:
+        """The engine cannot read from this agent: hang up, so that the next use dials and warms afresh."""
+        peer = self._by_agent(report.peer)
+        if peer is not None:
+            del self._peers[peer.name]
+            self._state.to_engine(DropPeer(report.peer))
+            self._state.effects.append(HangUp(peer.name))
+        return peer
+
+    def _by_agent(self, agent: str) -> Peer | None:
+        return next((p for p in self._peers.values() if p.hello is not None and p.hello.agent == agent), None)
 
     def _difference(self, peer: Peer, hello: PrefillHello) -> str | None:
         theirs, ours = hello.identity, self._state.facts.identity

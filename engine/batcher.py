@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cluster.core.errors import IntegrityError
 from engine.blocks import BlockBooks
-from engine.messages import FilledBlock, Fill, Row, Sampled, Step, StepDone
+from engine.messages import Fill, FilledBlock, Row, Sampled, Step, StepDone
 from engine.scheduler import StepBudget, choose
 from engine.sequence import Sequence
 
@@ -29,8 +29,10 @@ class RowResult:
 class Batcher:
     """The sequences of one worker and the plan in flight."""
 
-    def __init__(self, books: BlockBooks, block_size: int, budget: StepBudget, *, make_room: Callable[[Sequence], bool]) -> None:
-        """`make_room(sequence)` is asked when a row finds no block: True when it freed some (or removed the sequence)."""
+    def __init__(
+        self, books: BlockBooks, block_size: int, budget: StepBudget, *, make_room: Callable[[Sequence], bool]
+    ) -> None:
+        """`make_room(sequence)` is asked when a row finds no block: True when it freed some."""
         self.books = books
         self.block_size = block_size
         self.budget = budget

@@ -1,7 +1,7 @@
 """What a block looks like in memory, as a value that two workers can compare (FAULTS C06, C07, F08).
 
-The pool is one array `[num_blocks, kv_heads, layers, 2, block_size, head_dim]`: a block is one contiguous range, and so is
-every kv head of it. K is index 0 of the axis of length 2, V is index 1.
+The pool is one array `[num_blocks, kv_heads, layers, 2, block_size, head_dim]`: a block is one contiguous range, and so
+is every kv head of it. K is index 0 of the axis of length 2, V is index 1.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class KVLayout:
             if getattr(self, name) < 1:
                 raise ConfigError(f"KV layout: {name} is {getattr(self, name)}, must be at least 1")
         if self.unit_bytes % WORD:
-            raise ConfigError(f"KV layout {self}: a head of a block is {self.unit_bytes} bytes, not a multiple of {WORD}")
+            raise ConfigError(f"{self}: a head of a block is {self.unit_bytes} bytes, not a multiple of {WORD}")
 
     @property
     def item_bytes(self) -> int:

@@ -221,7 +221,7 @@ class DigestDone(msgspec.Struct, frozen=True, tag="digest_done"):
 
 
 class PeerAdded(msgspec.Struct, frozen=True, tag="peer_added"):
-    """The link is warm. `needs_polling`: later reads need the holder to poll as well (TCP); measured on the warm link."""
+    """The link is warm. `needs_polling`: later reads need the holder to poll too (TCP); measured on the warm link."""
 
     peer: str
     needs_polling: bool

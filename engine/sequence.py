@@ -1,7 +1,7 @@
 """Sequences and groups: what a worker's scheduler knows of a request.
 
-A group is one attempt: a *prompt sequence*, read once, and up to n *sample sequences* that start where it ends. The first
-sample takes the prompt sequence over with all its blocks; the others share its full blocks and compute the last
+A group is one attempt: a *prompt sequence*, read once, and up to n *sample sequences* that start where it ends. The
+first sample takes the prompt sequence over with all its blocks; the others share its full blocks and compute the last
 `length mod block_size` positions for themselves, so no block is ever written by two.
 """
 

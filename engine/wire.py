@@ -29,7 +29,7 @@ class Transport(Protocol):
         """Forget a peer. Reads in progress stay in progress: they end by themselves or never. Unknown: no-op."""
 
     def read(self, read_id: int, peer: str, ranges: list[tuple[int, int]], slot: int) -> None:
-        """Start a read of (address, bytes) ranges, back to back, into a slot. Never raises: failures come from `poll`."""
+        """Start a read of (address, bytes) ranges, back to back, into a slot. Never raises: `poll` reports failures."""
 
     def serve(self, on: bool) -> None:
         """Whether peers need this side to poll (link set-up, TCP)."""

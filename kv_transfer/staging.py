@@ -1,4 +1,4 @@
-"""Staging books: which slot of a worker's private receive memory is in whose hands (DESIGN §4, "Reads that do not end").
+"""Staging books: which slot of a worker's private receive memory is in whose hands (DESIGN §4).
 
 A slot's life: free -> reading(id) -> copying(id) -> free. A read that is given up keeps its slot *set aside* until the
 read itself has ended, because late bytes may still land there. Set-aside slots are replaced up to twice the size.
@@ -40,7 +40,7 @@ class Staging:
         return len(self._set_aside)
 
     def start_read(self, peer: str) -> tuple[int, int] | None:
-        """(read id, slot) for a new read from `peer`, or None when that peer or the whole staging has enough in hand."""
+        """(read id, slot) for a new read from `peer`; None when that peer or the whole staging has enough in hand."""
         from_peer = sum(held.peer == peer for held in (*self._reading.values(), *self._set_aside.values()))
         if from_peer >= max(1, self.active // 4) or self.in_use >= self.active or not self._free:
             return None

@@ -1,7 +1,7 @@
 """The prefill worker's brain: pure, synchronous, no clock, no sockets. A job's way through here is told in jobs.py.
 
-This worker only ever offers: it never writes into another's memory, never waits for a decode worker, and what it offers it
-may still lose - the generation and the digest in the offer are what the reader believes, not our promise.
+This worker only ever offers: it never writes into another's memory, never waits for a decode worker, and what it offers
+it may still lose - the generation and the digest in the offer are what the reader believes, not our promise.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from cluster.stubs.link_pb2 import Job as JobMessage
 from cluster.stubs.watch_pb2 import Status
 from engine.batcher import Batcher, RowResult
 from engine.blocks import BlockBooks
-from engine.messages import Command, Digest, DigestDone, Fatal, Poison, Report, Sampled, SampleSpec, StepDone
+from engine.messages import Command, Digest, DigestDone, Fatal, Poison, Report, Sampled, SampleSpec, Serve, StepDone
 from engine.overdue import OverdueWatch
 from engine.prefix import keep_right_hits
 from engine.scheduler import StepBudget
@@ -59,17 +59,24 @@ class PrefillCore:
         self._checks: dict[int, Job | tuple[str, Recheck]] = {}
         self._next_check = 0
         self._effects: list[Effect] = []
+        self._warming: set[str] = set()  # links whose reader is not connected yet
+        self._polling: dict[str, bool] = {}  # connected links: whether their reads need our engine to poll
+        self._serving = False
 
     # -- decode workers -------------------------------------------------------------------------------------------
 
     def link_opened(self, link: str, theirs: WorkerIdentity) -> None:
-        """A decode worker has said hello; it judges whether we fit."""
+        """A decode worker has said hello; it judges whether we fit. Until it has warmed the link, the engine helps."""
+        self._warming.add(link)
         self._send(link, FromPrefill(hello=self._hello))
+        self._serve()
 
     def link_closed(self, link: str, now: float) -> None:
         """Nobody can take what these jobs offer."""
         for job in [j for j in self.jobs.values() if j.link == link]:
             self._leave(job, "link_closed")
+        self._polling.pop(link, None)
+        self._warming.discard(link)
         self._after(now)
 
     def from_decode(self, link: str, message: FromDecodePeer, now: float) -> None:
@@ -86,6 +93,9 @@ class PrefillCore:
                 self._leave(job, "taken")
         elif kind == "recheck":
             self._recheck(link, message.recheck)
+        elif kind == "warmed":
+            self._warming.discard(link)
+            self._polling[link] = message.warmed.needs_polling
         self._after(now)
 
     # -- engine ---------------------------------------------------------------------------------------------------
@@ -139,7 +149,9 @@ class PrefillCore:
         if job is None:
             permanent = -(-len(message.tokens) // self.block_size) > self.books.num_blocks
             self.counters["jobs_refused"] += 1
-            refused = JobRefused(attempt=message.attempt, reason=reason, retry_after_s=RETRY_AFTER_S, permanent=permanent)
+            refused = JobRefused(
+                attempt=message.attempt, reason=reason, retry_after_s=RETRY_AFTER_S, permanent=permanent
+            )
             self._send(link, FromPrefill(refused=refused))
             return
         self.jobs[job.id] = job
@@ -319,7 +331,15 @@ class PrefillCore:
             self._effects.append(ToEngine(Poison(recycled)))
         self._effects.append(ToEngine(command))
 
+    def _serve(self) -> None:
+        """Have the engine poll for its readers exactly while one may need it."""
+        serving = bool(self._warming) or any(self._polling.get(job.link, False) for job in self.jobs.values())
+        if serving != self._serving:
+            self._serving = serving
+            self._to_engine(Serve(serving))
+
     def _after(self, now: float) -> None:
+        self._serve()
         step = self.batcher.next_step(now)
         if step is not None:
             self._to_engine(step)

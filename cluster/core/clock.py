@@ -13,7 +13,7 @@ class Clock(Protocol):
 
 
 def sleep(seconds: float) -> None:
-    """Block this thread. Only for modelled durations (the tracer's steps); injected, so tests and simulation replace it."""
+    """Block this thread. For modelled durations only (the tracer's steps); injected, so tests replace it."""
     time.sleep(seconds)
 
 

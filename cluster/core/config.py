@@ -1,4 +1,4 @@
-"""The typed settings of a cluster (DESIGN §8). Frozen: one object is shared by every part and changed by none (FAULTS O10).
+"""The typed settings of a cluster (DESIGN §8). Frozen: one object, shared by all, changed by none (FAULTS O10).
 
 Reading files, applying `--set` and naming the bad key live in cluster/config.py; this file only says what exists and
 what is possible. Unknown keys are errors.

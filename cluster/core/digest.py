@@ -46,7 +46,8 @@ def digest_units(units: NDArray[np.uint8]) -> NDArray[np.uint64]:
     mixed *= _K
     mixed ^= mixed >> _SHIFT
     mixed *= weights(words.shape[1])
-    return mixed.sum(axis=1, dtype=np.uint64)
+    digests: NDArray[np.uint64] = mixed.sum(axis=1, dtype=np.uint64)
+    return digests
 
 
 def digest_block(block: NDArray[np.uint8], heads: int) -> bytes:

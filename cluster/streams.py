@@ -1,0 +1,60 @@
+"""One end of a bidirectional gRPC stream on a server: messages out without ever waiting for the reader.
+
+A peer that does not read loses its stream when `limit` messages wait for it; nobody else is slowed (DESIGN §6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Generic, TypeVar
+
+import grpc.aio
+
+Incoming = TypeVar("Incoming")
+Outgoing = TypeVar("Outgoing")
+
+
+class ServerStream(Generic[Incoming, Outgoing]):
+    """Runs one accepted stream: `send` queues, `run` reads and writes until either side ends."""
+
+    def __init__(self, context: grpc.aio.ServicerContext[Incoming, Outgoing], *, limit: int = 10_000) -> None:
+        self._context = context
+        self._queue: asyncio.Queue[Outgoing | None] = asyncio.Queue()
+        self._limit = limit
+        self._overflow = False
+
+    def send(self, message: Outgoing) -> None:
+        """Queue a message; a reader that is too far behind is cut off instead."""
+        if self._queue.qsize() >= self._limit:
+            self._overflow = True
+            self.close()
+        elif not self._overflow:
+            self._queue.put_nowait(message)
+
+    def close(self) -> None:
+        """End the stream after what is queued (at once when the reader is too far behind)."""
+        self._queue.put_nowait(None)
+
+    async def run(self, incoming: AsyncIterator[Incoming], receive: Callable[[Incoming], None]) -> None:
+        """Until the peer ends the stream, breaks it, or `close` was called."""
+        reading = asyncio.ensure_future(self._read(incoming, receive))
+        writing = asyncio.ensure_future(self._write())
+        try:
+            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (reading, writing):
+                task.cancel()
+            outcomes = await asyncio.gather(reading, writing, return_exceptions=True)
+        for outcome in outcomes:
+            broken = isinstance(outcome, asyncio.CancelledError | grpc.RpcError | grpc.aio.BaseError)
+            if isinstance(outcome, BaseException) and not broken:
+                raise outcome
+
+    async def _read(self, incoming: AsyncIterator[Incoming], receive: Callable[[Incoming], None]) -> None:
+        async for message in incoming:
+            receive(message)
+
+    async def _write(self) -> None:
+        while (message := await self._queue.get()) is not None and not self._overflow:
+            await self._context.write(message)

@@ -1,0 +1,80 @@
+"""What both kinds of worker share once their engine runs: identity, listening, ticking, leaving in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from cluster.core.clock import Clock
+from cluster.core.config import ClusterConfig
+from cluster.models.store import default_cache, resolve
+from cluster.program import ProgramContext
+from cluster.rpc import RpcServer
+from cluster.watch import WatchPublisher
+
+PROTOCOL = 1
+TICK_S = 0.1
+DRAIN_S = 8.0
+
+
+def model_folder(config: ClusterConfig) -> str:
+    """The folder of the model to serve, "" for the tracer. Raises ModelError when it was not fetched yet."""
+    return "" if config.model == "tracer" else str(resolve(config.model, default_cache()))
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One life of a worker: what `live` needs to run it."""
+
+    server: RpcServer
+    publisher: WatchPublisher
+    epoch: int
+    pids: tuple[int, ...]
+    tick: Callable[[], None]
+    engine: Callable[[], Awaitable[None]]  # feeds the engine's reports to the core; raises when the engine is gone
+    idle: Callable[[], bool]  # whether nothing is left to finish
+    drain: Callable[[], None]  # take no new work
+
+
+async def live(context: ProgramContext, life: Life, clock: Clock) -> None:
+    """Serve until told to stop, then finish what runs within DRAIN_S. Raises what `engine` raises."""
+    await life.server.start()
+    await life.server.set_serving(True)
+    context.report_ready(address=life.server.address, epoch=life.epoch, pids=life.pids)
+    working: list[asyncio.Future[None]] = [
+        asyncio.ensure_future(life.engine()),
+        asyncio.ensure_future(_tick(life.tick)),
+        asyncio.ensure_future(life.publisher.run()),
+    ]
+    stopping: asyncio.Future[None] = asyncio.ensure_future(_set(context.stopping))
+    try:
+        await asyncio.wait([*working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            await _finish(life, clock)
+        for task in working:
+            if task.done():
+                task.result()
+    finally:
+        for task in (*working, stopping):
+            task.cancel()
+        await asyncio.gather(*working, stopping, return_exceptions=True)
+        await life.server.stop(0.2)
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def _tick(tick: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(TICK_S)
+        tick()
+
+
+async def _finish(life: Life, clock: Clock) -> None:
+    life.drain()
+    life.publisher.publish_status()
+    give_up = clock.now() + DRAIN_S
+    while not life.idle() and clock.now() < give_up:  # noqa: ASYNC110  # the core has no events of its own
+        await asyncio.sleep(TICK_S)

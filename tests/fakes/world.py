@@ -1,0 +1,352 @@
+"""Worker cores in one thread: real brains, real tracer engines on real memory, streams that are queues.
+
+Every queue keeps its own order; which queue moves next is drawn from a seed. Nothing waits and nothing sleeps, so one
+request takes about a millisecond and a failing seed replays exactly.
+"""
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from cluster.core.clock import ManualClock
+from cluster.core.config import ClusterConfig
+from cluster.core.ids import agent_name
+from cluster.stubs.common_pb2 import Layout, Sampling, WorkerAddress, WorkerIdentity
+from cluster.stubs.link_pb2 import PrefillHello
+from cluster.stubs.session_pb2 import CancelAttempt, FromDecode, FromRouter, SampleState, Submit
+from decode_worker.core import DecodeCore
+from decode_worker.effects import Dial, HangUp, ToPrefill, ToRouter
+from decode_worker.effects import ToEngine as DecodeToEngine
+from decode_worker.state import Facts
+from engine.messages import (
+    AddPeer,
+    Command,
+    Copy,
+    CopyDone,
+    Digest,
+    DigestDone,
+    PeerAdded,
+    Poison,
+    Read,
+    ReadDone,
+    Report,
+    Step,
+    TracerModel,
+)
+from engine.model.tracer import TracerModelRunner
+from engine.pool import HostMemory
+from engine.stepper import Stepper
+from prefill_worker.core import PrefillCore
+from prefill_worker.effects import ToDecode
+from prefill_worker.effects import ToEngine as PrefillToEngine
+
+Deliver = Callable[[], None]
+
+
+class FakeEngine:
+    """One engine's bytes: the real stepper, memory and tracer, driven message by message."""
+
+    def __init__(
+        self, config: ClusterConfig, num_blocks: int, clock: ManualClock, memories: dict[str, HostMemory]
+    ) -> None:
+        spec = TracerModel(**config.engine.tracer.model_dump())
+        self.model = TracerModelRunner(spec, config.engine.block_size)
+        layout = self.model.layout
+        self.memory = HostMemory(layout, num_blocks, 2 * config.handoff.slots, config.handoff.slot_bytes)
+        self.memory.poison_all()
+        self.model.bind(self.memory.pool)
+        self.stepper = Stepper(self.model, self.memory, clock)
+        self._memories = memories
+
+    def handle(self, command: Command) -> Report | None:
+        if isinstance(command, Step):
+            return self.stepper.run(command)
+        if isinstance(command, Copy):
+            self.memory.copy_in(command.slot, command.blocks)
+            return CopyDone(command.id, self.memory.digests(command.blocks), 0.0)
+        if isinstance(command, Digest):
+            return DigestDone(command.id, self.memory.digests(command.blocks))
+        if isinstance(command, Poison):
+            self.memory.poison(command.blocks)
+            return None
+        if isinstance(command, AddPeer):
+            return PeerAdded(command.peer, False, 1.0)
+        if isinstance(command, Read):
+            remote = self._memories[command.peer]
+            at = 0
+            for address, size in command.ranges:
+                offset = address - remote.pool_address
+                self.memory.staging[command.slot, at : at + size] = remote.pool.reshape(-1)[offset : offset + size]
+                at += size
+            return ReadDone(command.id, 0.0)
+        return None
+
+
+@dataclass
+class Answer:
+    """What a router would have received for one attempt."""
+
+    tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    starts: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, str] = field(default_factory=dict)
+    events: list[FromDecode] = field(default_factory=list)
+    lost: str = ""  # why the attempt ended without its ends
+
+    @property
+    def prefill_on(self) -> list[str]:
+        return [e.prefill_on.worker for e in self.events if e.WhichOneof("message") == "prefill_on"]
+
+    @property
+    def handed_off(self) -> Any:
+        return next((e.handed_off for e in self.events if e.WhichOneof("message") == "handed_off"), None)
+
+
+class World:
+    """Some prefill and decode workers and one router's view of them."""
+
+    def __init__(self, config: ClusterConfig, *, prefill: int = 1, decode: int = 1, seed: int = 0) -> None:
+        self.config = config
+        self.clock = ManualClock()
+        self.random = random.Random(seed)
+        self.queues: dict[str, deque[Deliver]] = defaultdict(deque)
+        self.memories: dict[str, HostMemory] = {}
+        self.engines: dict[str, FakeEngine] = {}
+        self.prefill: dict[str, PrefillCore] = {}
+        self.decode: dict[str, DecodeCore] = {}
+        self.answers: dict[str, Answer] = defaultdict(Answer)
+        self._number = 0
+        for i in range(prefill):
+            self.add_prefill(f"prefill-{i}")
+        for i in range(decode):
+            self.add_decode(f"decode-{i}")
+
+    # -- building -------------------------------------------------------------------------------------------------
+
+    def _engine(self, name: str, role: Any) -> FakeEngine:
+        engine = FakeEngine(self.config, self.config.num_blocks(role), self.clock, self.memories)
+        self.engines[name] = engine
+        self.memories[agent_name(name, 1)] = engine.memory
+        return engine
+
+    def _identity(self, name: str, role: str, engine: FakeEngine) -> WorkerIdentity:
+        layout = engine.model.layout
+        wire = Layout(
+            layers=layout.layers, kv_heads=layout.kv_heads, head_dim=layout.head_dim,
+            block_size=layout.block_size, dtype=layout.dtype,
+        )  # fmt: skip
+        return WorkerIdentity(
+            worker=name, epoch=1, role=role, address=name, layout=wire, fingerprint=engine.model.fingerprint, protocol=1
+        )
+
+    def add_prefill(self, name: str) -> None:
+        engine = self._engine(name, "prefill")
+        hello = PrefillHello(
+            identity=self._identity(name, "prefill", engine),
+            agent=agent_name(name, 1),
+            agent_metadata=b"m",
+            pool_address=engine.memory.pool_address,
+            block_bytes=engine.model.layout.block_bytes,
+            transport="world",
+        )
+        model = engine.model
+        self.prefill[name] = PrefillCore(
+            self.config, hello, vocab_size=model.vocab_size, max_context=model.max_context
+        )
+
+    def add_decode(self, name: str) -> None:
+        engine = self._engine(name, "decode")
+        model = engine.model
+        facts = Facts(
+            self._identity(name, "decode", engine), model.layout, model.vocab_size, model.max_context,
+            frozenset(model.eos_ids),
+        )  # fmt: skip
+        core = self.decode[name] = DecodeCore(self.config, facts)
+        core.session_opened("router")
+        self._decode_effects(name)
+
+    # -- a router's side ------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        decode: str = "decode-0",
+        prefill: list[str] | None = None,
+        n: int = 1,
+        sampling: Sampling | None = None,
+        histories: list[SampleState] | None = None,
+        **fields: Any,
+    ) -> str:
+        """Send a Submit; returns the attempt id. `prefill` None: every prefill worker, in order."""
+        self._number += 1
+        attempt = f"attempt-{self._number}"
+        names = list(self.prefill) if prefill is None else prefill
+        submit = Submit(
+            attempt=attempt,
+            prompt=prompt,
+            samples=histories or [SampleState() for _ in range(n)],
+            max_tokens=max_tokens,
+            sampling=sampling or Sampling(top_p=1.0, logprobs=-1),
+            prefill=[WorkerAddress(worker=p, epoch=1, address=p) for p in names],
+            deadline_s=fields.pop("deadline_s", 600.0),
+            **fields,
+        )
+        self._to_decode(decode, FromRouter(submit=submit))
+        return attempt
+
+    def cancel(self, attempt: str, *, decode: str = "decode-0") -> None:
+        self._to_decode(decode, FromRouter(cancel=CancelAttempt(attempt=attempt)))
+
+    def _to_decode(self, name: str, message: FromRouter) -> None:
+        def deliver() -> None:
+            self.decode[name].from_router("router", message, self.clock.now())
+            self._decode_effects(name)
+
+        self.queues[f"router>{name}"].append(deliver)
+
+    def _receive(self, message: FromDecode) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "tokens":
+            for run in message.tokens.runs:
+                answer = self.answers[run.attempt]
+                got = answer.tokens[run.index]
+                start = answer.starts.setdefault(run.index, run.offset)
+                assert run.offset == start + len(got), f"gap or repeat at offset {run.offset} of {run.attempt}"
+                got += run.ids
+                if run.end:
+                    assert run.index not in answer.ends, "a sample ended twice"
+                    answer.ends[run.index] = run.end
+        elif kind != "hello":
+            inner = getattr(message, kind or "")
+            answer = self.answers[inner.attempt]
+            answer.events.append(message)
+            if kind in ("refused", "failed", "no_prefill", "preempted"):
+                answer.lost = f"{kind}: {getattr(inner, 'reason', '')}"
+
+    # -- carrying effects -----------------------------------------------------------------------------------------
+
+    def _command(self, name: str, command: Command, report: Callable[[Report], None]) -> None:
+        """Reads go their own way, beside the steps, as in a real engine."""
+        lane = "wire" if isinstance(command, Read | AddPeer) else "main"
+
+        def run() -> None:
+            result = self.engines[name].handle(command)
+            if result is not None:
+                self.queues[f"{name}:{lane}>"].append(lambda: report(result))
+
+        self.queues[f">{name}:{lane}"].append(run)
+
+    def _decode_effects(self, name: str) -> None:
+        core = self.decode[name]
+
+        def report(result: Report) -> None:
+            core.from_engine(result, self.clock.now())
+            self._decode_effects(name)
+
+        for effect in core.take_effects():
+            if isinstance(effect, DecodeToEngine):
+                self._command(name, effect.command, report)
+            elif isinstance(effect, ToRouter):
+                self.queues[f"{name}>router"].append(partial(self._receive, effect.message))
+            elif isinstance(effect, ToPrefill):
+                self._link_send(name, effect)
+            elif isinstance(effect, Dial):
+                self._dial(name, effect)
+            elif isinstance(effect, HangUp):
+                raise AssertionError("nothing fails to be read here")
+            else:
+                raise AssertionError(f"{name} is lost: {effect}")
+
+    def _link_send(self, name: str, effect: ToPrefill) -> None:
+        peer = effect.peer.rsplit("-", 1)[0]
+
+        def deliver() -> None:
+            self.prefill[peer].from_decode(name, effect.message, self.clock.now())
+            self._prefill_effects(peer)
+
+        self.queues[f"{name}>{peer}"].append(deliver)
+
+    def _dial(self, name: str, effect: Dial) -> None:
+        peer = effect.address.worker
+
+        def deliver() -> None:
+            self.prefill[peer].link_opened(name, self.decode[name].state.facts.identity)
+            self._prefill_effects(peer)
+
+        self.queues[f"{name}>{peer}"].append(deliver)
+
+    def _prefill_effects(self, name: str) -> None:
+        core = self.prefill[name]
+
+        def report(result: Report) -> None:
+            core.from_engine(result, self.clock.now())
+            self._prefill_effects(name)
+
+        for effect in core.take_effects():
+            if isinstance(effect, PrefillToEngine):
+                self._command(name, effect.command, report)
+            elif isinstance(effect, ToDecode):
+                self.queues[f"{name}>{effect.link}"].append(partial(self._from_prefill, name, effect))
+            else:
+                raise AssertionError(f"{name} is lost: {effect}")
+
+    def _from_prefill(self, name: str, effect: ToDecode) -> None:
+        core, peer, message = self.decode[effect.link], agent_name(name, 1), effect.message
+        if message.WhichOneof("message") == "hello":
+            core.link_opened(peer, message.hello, self.clock.now())
+        else:
+            core.from_prefill(peer, message, self.clock.now())
+        self._decode_effects(effect.link)
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Deliver one message. False when none is under way."""
+        ready = [name for name, queue in self.queues.items() if queue]
+        if not ready:
+            return False
+        self.queues[self.random.choice(ready)].popleft()()
+        return True
+
+    def run(self, *, check: bool = False) -> None:
+        """Deliver until nothing moves, letting time pass for outboxes; with `check`, audit after every message."""
+        for _ in range(1_000_000):
+            if self.step():
+                if check:
+                    self.check_integrity()
+                continue
+            self.clock.advance(0.01)
+            for name, core in self.decode.items():
+                core.flush(self.clock.now())
+                self._decode_effects(name)
+            if not any(self.queues.values()):
+                return
+        raise AssertionError("this never ends")
+
+    def tick(self, seconds: float) -> None:
+        """Let time pass, in tenths of a second."""
+        for _ in range(max(1, int(seconds * 10))):
+            self.clock.advance(0.1)
+            for name, decode in self.decode.items():
+                decode.tick(self.clock.now())
+                self._decode_effects(name)
+            for name, prefill in self.prefill.items():
+                prefill.tick(self.clock.now())
+                self._prefill_effects(name)
+
+    def check_integrity(self) -> None:
+        cores: list[DecodeCore | PrefillCore] = [*self.decode.values(), *self.prefill.values()]
+        for core in cores:
+            core.check_integrity()
+
+    def assert_quiet(self) -> None:
+        """Nothing is in use anywhere (I2)."""
+        self.check_integrity()
+        cores: list[tuple[str, DecodeCore | PrefillCore]] = [*self.decode.items(), *self.prefill.items()]
+        for name, core in cores:
+            used = {k: v for k, v in core.status().gauges.items() if v}
+            assert not used, f"{name} still holds {used}"
