@@ -14,6 +14,7 @@ from router.workers import WorkerView
 
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 2.0
+_ASKED_BY_DECODE = 2  # of the list, before it answers NoPrefill
 
 
 class Hearing:
@@ -129,13 +130,13 @@ class Hearing:
         self._endings.counters["attempts_no_prefill"] += 1
         self._books.release(follow)
         worker.health.accepted()
-        for address in attempt.prefill.values():
-            prefill = self._books.workers.get(address)
-            if prefill is not None:
-                prefill.health.refused(1, message.retry_after_s, now)
         follow.tries.no_prefill += 1
         backoff = _FIRST_BACKOFF_S * 2.0 ** min(follow.tries.no_prefill, 6)
         delay = min(_MAX_BACKOFF_S, max(message.retry_after_s, backoff))
+        for address in list(attempt.prefill.values())[:_ASKED_BY_DECODE]:
+            prefill = self._books.workers.get(address)
+            if prefill is not None:  # still put last when this request is tried again
+                prefill.health.refused(1, 2 * delay, now)
         self._endings.put_back(follow, now, delay_s=delay)
 
     def _on_refused(self, worker: WorkerView, message: pb.AttemptRefused, now: float) -> None:

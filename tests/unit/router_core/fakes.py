@@ -315,12 +315,16 @@ class World:
             self.workers[address].out.clear()
             self.apply(self.core.on_session(address, StreamClosed("hung up"), self.now))
 
+    def close_watch(self, address: str) -> None:
+        """The watch breaks; nothing else does."""
+        if self.watching.pop(address, None) is not None:
+            self.apply(self.core.on_watch(address, StreamClosed("closed"), self.now))
+
     def die(self, address: str) -> None:
         """The process is gone: both streams close."""
         self.workers[address].up = False
         self.hang_up(address)
-        if self.watching.pop(address, None) is not None:
-            self.apply(self.core.on_watch(address, StreamClosed("died"), self.now))
+        self.close_watch(address)
 
     def ask(self, request: Request) -> Client:
         trace = Trace()

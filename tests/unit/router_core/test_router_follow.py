@@ -1,0 +1,192 @@
+"""Token runs: each token once, in order, whatever is repeated; what contradicts changes nothing."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.core.keys import KeyChain, root_key
+from cluster.stubs.common_pb2 import TokenLogprob as WireLogprob
+from cluster.stubs.session_pb2 import HandedOff, PrefillOn, TokenRun
+from router.follow import Follow, Phase, ProtocolBreach
+from router.placement import Demand, Placement, Shape, WorkerLoad
+from router.queue import Entry
+from router.requests import Request, TokenEvent, TokenLogprob, Trace
+
+SHAPE = Shape(1, (2, 2, 8, 4, "float32"), b"weights")
+DECODE = WorkerLoad("d0:1", "d0", 5, SHAPE, max_context=100, num_blocks=20, room_blocks=20)
+PREFILL = WorkerLoad("p0:1", "p0", 6, SHAPE, max_context=100, num_blocks=20)
+
+
+def following(n: int = 1, max_tokens: int = 10, prompt: int = 9) -> Follow:
+    request = Request("r", "public", tuple(range(prompt)), max_tokens, n, salt=b"tenant")
+    return Follow(request, Trace(), Entry(1, 1, "r"), now=10.0)
+
+
+def demand(follow: Follow) -> Demand:
+    return follow.demand(64, may_force_local=False)
+
+
+def start(follow: Follow, now: float = 11.0) -> None:
+    follow.start(Placement(DECODE, (PREFILL,), False, 1.0), demand(follow), now)
+
+
+def run(offset: int, ids: list[int], end: str = "", index: int = 0) -> TokenRun:
+    return TokenRun(attempt="r.1", index=index, offset=offset, ids=ids, end=end)
+
+
+@pytest.mark.parametrize(
+    ("second", "new", "end"),
+    [
+        (run(3, [4, 5]), (4, 5), None),
+        (run(0, [1, 2, 3, 4]), (4,), None),
+        (run(2, [3], "stop"), (), "stop"),
+        (run(3, [], "eos"), (), "eos"),
+        (run(1, [2, 3, 4], "length"), (4,), "length"),
+    ],
+)
+def test_what_is_new_is_delivered_once(second: TokenRun, new: tuple[int, ...], end: str | None) -> None:
+    follow = following()
+    start(follow)
+    assert follow.take(run(0, [1, 2, 3]), 12.0) == TokenEvent(0, (1, 2, 3))
+    assert follow.take(second, 13.0) == TokenEvent(0, new, (), end)  # type: ignore[arg-type]
+    assert follow.samples[0].finished == (end is not None)
+    assert follow.trace.timings_ms["ttft"] == 2000.0
+
+
+@pytest.mark.parametrize("repeated", [run(0, [1, 2]), run(1, [2, 3]), run(3, []), run(2, [3])])
+def test_a_repetition_says_nothing(repeated: TokenRun) -> None:
+    follow = following()
+    start(follow)
+    follow.take(run(0, [1, 2, 3]), 12.0)
+    assert follow.take(repeated, 13.0) is None
+    assert follow.samples[0].emitted == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "breach",
+    [
+        run(4, [5]),
+        run(0, [1, 9]),
+        run(1, [2], "eos"),
+        run(-1, [1, 2]),
+        run(3, [4], "because"),
+        run(3, [4], index=1),
+        run(3, [4], index=-1),
+        run(3, [4] * 8),
+        TokenRun(offset=3, ids=[4, 5], logprobs=[WireLogprob(logprob=-1.0)]),
+    ],
+)
+def test_a_gap_or_contradiction_raises_and_changes_nothing(breach: TokenRun) -> None:
+    follow = following()
+    start(follow)
+    follow.take(run(0, [1, 2, 3]), 12.0)
+    with pytest.raises(ProtocolBreach):
+        follow.take(breach, 13.0)
+    assert follow.samples[0].emitted == [1, 2, 3]
+    assert not follow.samples[0].finished
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=40))
+def test_any_overlapping_runs_give_the_sequence(cuts: list[tuple[int, int]]) -> None:
+    follow = following(max_tokens=30)
+    start(follow)
+    whole = list(range(100, 130))
+    got: list[int] = []
+    for a, b in [*cuts, (0, 30)]:
+        offset, until = min(a, len(got)), max(a, b)
+        event = follow.take(run(offset, whole[offset:until], "length" if until == 30 else ""), 12.0)
+        got.extend(event.ids if event else ())
+        assert follow.samples[0].emitted == got == whole[: len(got)]
+    assert follow.complete
+
+
+def test_logprobs_follow_their_tokens() -> None:
+    follow = following()
+    start(follow)
+    follow.take(run(0, [1]), 12.0)
+    logprobs = [WireLogprob(logprob=-float(i)) for i in range(1, 4)]
+    event = follow.take(TokenRun(offset=0, ids=[1, 2, 3], logprobs=logprobs), 12.0)
+    assert event == TokenEvent(0, (2, 3), (TokenLogprob(-2.0), TokenLogprob(-3.0)))
+
+
+def test_the_next_attempt_carries_what_was_delivered() -> None:
+    follow = following(n=2)
+    start(follow)
+    follow.take(run(0, [1, 2, 3]), 12.0)
+    follow.take(run(0, [7], "eos", index=1), 12.0)
+    assert follow.leave().id == "r.1"
+    assert demand(follow).histories == (3,)
+    assert demand(follow).fingerprint == b"weights"
+    start(follow, 14.0)
+    submit = follow.submit(Placement(DECODE, (PREFILL,), False, 1.0), 64, 15.0)
+    assert [(list(s.emitted), s.finished) for s in submit.samples] == [([1, 2, 3], False), ([7], True)]
+    assert (submit.attempt, submit.deadline_s, submit.waited_s) == ("r.2", 595.0, 5.0)
+    assert (submit.prefill[0].worker, submit.prefill[0].epoch, submit.prefill[0].address) == ("p0", 6, "p0:1")
+    assert (submit.max_tokens, submit.sampling.logprobs, submit.salt) == (10, -1, b"tenant")
+
+
+def test_a_sample_whose_end_was_lost_ends_by_itself() -> None:
+    follow = following(n=2, max_tokens=2)
+    start(follow)
+    follow.take(run(0, [1, 2]), 12.0)
+    follow.take(run(0, [1], index=1), 12.0)
+    follow.leave()
+    assert follow.exhausted() == [TokenEvent(0, (), (), "length")]
+    assert follow.exhausted() == []
+    assert not follow.complete
+
+
+def test_illegal_moves_raise_and_change_nothing() -> None:
+    follow = following()
+    with pytest.raises(RuntimeError):
+        follow.leave()
+    start(follow)
+    with pytest.raises(RuntimeError):
+        start(follow)
+    assert follow.phase is Phase.RUNNING
+    follow.end()
+    with pytest.raises(RuntimeError):
+        start(follow)
+
+
+@pytest.mark.parametrize(("prompt", "blocks"), [(1, 0), (4, 0), (5, 1), (8, 1), (9, 2)])
+def test_a_prefix_hit_leaves_at_least_one_position(prompt: int, blocks: int) -> None:
+    chain = KeyChain(root_key(b"weights", salt=b"tenant"), 4)
+    assert following(prompt=prompt).keys_of(SHAPE) == chain.extend(list(range(prompt)))[:blocks]
+
+
+def test_history_is_part_of_the_keys_of_a_single_sample() -> None:
+    single, double = following(n=1, prompt=4), following(n=2, prompt=4)
+    for follow in (single, double):
+        start(follow)
+        follow.take(run(0, [1, 2, 3, 4, 5]), 12.0)
+    chain = KeyChain(root_key(b"weights", salt=b"tenant"), 4)
+    assert single.keys_of(SHAPE) == chain.extend([0, 1, 2, 3, 1, 2, 3, 4])
+    assert double.keys_of(SHAPE) == []
+
+
+def test_the_trace_tells_the_first_attempt_and_adds_up_bytes() -> None:
+    follow = following()
+    handed = HandedOff(
+        kv_bytes=100, cached_tokens=4, offer_wait_s=0.1, wire_s=0.2, verify_s=0.3, exposed_s=0.4, prefill_s=0.5
+    )
+    for cached, worker in ((4, "p0"), (8, "local")):
+        start(follow)
+        follow.accepted(11.25)
+        follow.accepted(99.0)
+        follow.on_prefill(PrefillOn(worker=worker, cached_tokens=cached))
+        handed.cached_tokens = cached
+        follow.on_handed_off(handed)
+        follow.leave()
+    trace = follow.trace
+    assert (trace.attempts, trace.cached_tokens, trace.kv_bytes, trace.prefill_worker) == (2, 4, 200, "local")
+    assert trace.timings_ms == pytest.approx(
+        {
+            "queue": 1000,
+            "placed": 250,
+            "prefill": 500,
+            "transfer": 500,
+            "exposed_transfer": 400,
+            "offer_wait": 100,
+        }
+    )
