@@ -1,50 +1,17 @@
-"""The dispatcher's core, one situation at a time."""
+"""The dispatcher's core, one situation at a time: admission, placement, membership, ends."""
 
 import json
-import random
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from cluster.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestFailed, Unavailable
+from cluster.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from cluster.core.keys import KeyChain, root_key
 from cluster.stubs import session_pb2 as pb
 from cluster.stubs.watch_pb2 import Removed, Stored, WatchEvent
-from router.queue import SCAN
-from tests.unit.router_core.fakes import BLOCK, Client, FakeWorker, Faults, World, expected, request
-
-
-def world(prefill: int = 1, decode: int = 1, **settings: int) -> World:
-    workers = [FakeWorker(f"p{i}", "prefill") for i in range(prefill)]
-    made = World([*workers, *(FakeWorker(f"d{i}", "decode") for i in range(decode))], **settings)
-    made.connect()
-    return made
-
-
-def submits(worker: FakeWorker) -> list[pb.Submit]:
-    return [message.submit for message in worker.received if message.HasField("submit")]
-
-
-def cancels(worker: FakeWorker) -> list[str]:
-    return [message.cancel.attempt for message in worker.received if message.HasField("cancel")]
-
-
-def said(made: World, name: str, message: pb.FromDecode) -> None:
-    """A decode worker says something."""
-    made.apply(made.core.on_session(f"{name}:1", message, made.now))
-
-
-def states(made: World) -> dict[str, str]:
-    rows = made.core.status(made.now)["workers"]
-    assert isinstance(rows, list)
-    return {row["address"]: row["state"] for row in rows}
-
-
-def failure(client: Client) -> str:
-    """The message of the one error a client got."""
-    assert len(client.outcomes) == 1
-    return str(client.outcomes[0])
+from tests.unit.router_core.fakes import BLOCK, FakeWorker, Faults, expected, request
+from tests.unit.router_core.world import World, cancels, failure, said, states, submits, world
 
 
 def test_one_request_from_end_to_end() -> None:
@@ -170,91 +137,6 @@ def test_cached_prefixes_are_learnt_from_the_watch() -> None:
     assert firsts == {"p0", "p1", "p2"}
 
 
-def test_a_lost_watch_event_opens_the_watch_again_and_disturbs_no_attempt() -> None:
-    made = world()
-    client = made.ask(request("r", max_tokens=9))
-    made.watching["d0:1"] += 1
-    made.heartbeat()
-    assert made.core.counters()["watch_gaps"] == 1
-    assert states(made)["d0:1"] == "connecting"
-    made.run()
-    assert client.outcomes == [None]
-    assert client.trace.attempts == 1
-
-
-def test_a_silent_worker_gets_no_new_work_and_loses_its_attempts_only_when_confirmed() -> None:
-    made = world(decode=2)
-    first = made.ask(request("a", max_tokens=9))
-    victim = next(w for w in made.workers.values() if submits(w))
-    victim.up = False
-    for _ in range(14):
-        made.advance()
-    assert states(made)[victim.address] == "suspect"
-    assert first.trace.attempts == 1
-    made.ask(request("b"))
-    assert len(submits(victim)) == 1
-    for _ in range(12):
-        made.advance()
-    assert made.core.counters()["workers_silent"] == 1
-    made.run()
-    assert first.outcomes == [None]
-    assert first.ids[0] == expected(first.request, 0)
-    assert first.trace.attempts == 2
-
-
-def test_a_router_that_was_frozen_blames_nobody() -> None:
-    made = world()
-    client = made.ask(request("r", max_tokens=9))
-    made.advance()
-    made.now += 60.0
-    made.apply(made.core.tick(made.now))
-    assert "workers_silent" not in made.core.counters()
-    made.run()
-    assert client.trace.attempts == 1
-
-
-def test_another_epoch_on_the_same_address_is_another_peer() -> None:
-    made = world()
-    worker = made.workers["d0:1"]
-    client = made.ask(request("r", max_tokens=9))
-    made.apply(made.core.on_session("d0:1", pb.FromDecode(), made.now))
-    worker.restart()
-    made.close_watch("d0:1")
-    made.connect()
-    assert states(made)["d0:1"] == "ready"
-    assert worker.received[-1].submit.attempt == "r.2"
-    assert not cancels(worker)
-    made.run()
-    assert client.outcomes == [None]
-    numbers = [m.hello.session for m in worker.received if m.HasField("hello")]
-    assert numbers == [1, 2]
-
-
-def test_attempts_of_a_broken_session_are_cancelled_when_it_is_back() -> None:
-    made = world(decode=2)
-    client = made.ask(request("r", max_tokens=9))
-    victim = next(w for w in made.workers.values() if submits(w))
-    made.deliver()
-    made.hang_up(victim.address)
-    assert client.trace.attempts == 1
-    made.connect()
-    assert cancels(victim) == ["r.1"]
-    made.run()
-    assert client.outcomes == [None]
-    assert client.trace.decode_worker != victim.name
-    assert made.idle()
-
-
-def test_a_worker_that_says_it_is_lost_is_believed() -> None:
-    made = world(decode=2)
-    client = made.ask(request("r", max_tokens=9))
-    victim = next(w for w in made.workers.values() if submits(w))
-    said(made, victim.name, pb.FromDecode(lost=pb.WorkerLost(reason="a plan is overdue")))
-    assert states(made)[victim.address] == "lost"
-    made.run()
-    assert client.trace.decode_worker != victim.name
-
-
 def test_a_refusal_goes_to_another_worker_at_once_and_never_loops() -> None:
     made = world(decode=2)
     for worker in made.workers.values():
@@ -294,59 +176,6 @@ def test_no_prefill_asks_others_first_then_decode_does_it_alone() -> None:
     assert client.trace.prefill_worker == "local"
 
 
-def test_clients_errors_never_count_against_a_worker() -> None:
-    made = world(decode=2)
-    for number in range(20):
-        client = made.ask(request(f"bad{number}"))
-        name = next(w.name for w in made.workers.values() if f"bad{number}.1" in w.works)
-        failed = pb.AttemptFailed(attempt=f"bad{number}.1", reason="odd token", invalid=True)
-        made.workers[f"{name}:1"].works.clear()
-        said(made, name, pb.FromDecode(failed=failed))
-        assert isinstance(client.outcomes[0], InvalidRequest)
-        assert client.trace.attempts <= 1
-    for number in range(10):
-        made.ask(request(f"good{number}", max_tokens=20))
-    assert min(len(submits(made.workers[f"d{i}:1"])) for i in range(2)) >= 5
-
-
-def test_a_failing_worker_is_tried_less_and_comes_back() -> None:
-    made = world(decode=2)
-    bad = made.workers["d0:1"]
-    bad.faults = Faults(fail=1.0)
-    for number in range(200):
-        assert made.ask(request(f"r{number}")).outcomes in ([], [None])
-        made.run()
-    assert len(submits(bad)) < 12
-    assert all(client.outcomes == [None] for client in made.clients.values())
-    bad.faults = Faults()
-    for number in range(200, 500):
-        made.ask(request(f"r{number}"))
-        made.run()
-    assert len(submits(bad)) > 80
-
-
-def test_when_every_worker_fails_all_are_still_tried() -> None:
-    made = world(decode=2, max_attempts=3)
-    for worker in made.workers.values():
-        worker.faults = Faults(fail=1.0)
-    client = made.ask(request("r"))
-    made.run()
-    assert isinstance(client.outcomes[0], Unavailable)
-    assert "3 attempts failed" in failure(client)
-    assert all(submits(made.workers[f"d{i}:1"]) for i in range(2))
-
-
-def test_after_the_first_token_a_failure_is_said_honestly() -> None:
-    made = world(max_attempts=1)
-    client = made.ask(request("r", max_tokens=9))
-    made.workers["d0:1"].step()
-    made.deliver()
-    assert client.ids[0]
-    made.workers["d0:1"].faults = Faults(fail=1.0)
-    made.run()
-    assert isinstance(client.outcomes[0], RequestFailed)
-
-
 def test_the_deadline_cancels_the_attempt() -> None:
     made = world()
     running = made.ask(replace(request("r", prompt=(99,), max_tokens=100), deadline_s=3.0))
@@ -358,45 +187,6 @@ def test_the_deadline_cancels_the_attempt() -> None:
     assert cancels(made.workers["d0:1"]) == ["r.1"]
     assert running.ids[0]
     assert made.idle()
-
-
-def test_with_no_worker_left_everybody_who_waits_is_told() -> None:
-    made = world()
-    made.die("d0:1")
-    clients = [made.ask(request(f"r{number}")) for number in range(SCAN + 4)]
-    for _ in range(30):
-        made.advance()
-    assert not any(client.outcomes for client in clients)
-    for _ in range(4):
-        made.advance()
-    assert all(isinstance(client.outcomes[0], Unavailable) for client in clients)
-
-
-def test_a_worker_that_comes_back_in_time_serves_who_waited() -> None:
-    made = world()
-    client = made.ask(request("r", max_tokens=9))
-    made.workers["d0:1"].step()
-    made.deliver()
-    made.die("d0:1")
-    for _ in range(20):
-        made.advance()
-    made.workers["d0:1"].restart()
-    made.run()
-    assert client.outcomes == [None]
-    assert client.ids[0] == expected(client.request, 0)
-
-
-def test_other_weights_never_continue_a_stream() -> None:
-    made = world(prefill=0)
-    client = made.ask(request("r", max_tokens=9))
-    made.workers["d0:1"].step()
-    made.deliver()
-    made.die("d0:1")
-    made.workers["d0:1"].fingerprint = b"other"
-    made.workers["d0:1"].restart()
-    made.run()
-    assert isinstance(client.outcomes[0], RequestFailed)
-    assert "weights" in failure(client)
 
 
 def test_a_large_request_is_overtaken_only_for_a_while() -> None:
@@ -411,21 +201,6 @@ def test_a_large_request_is_overtaken_only_for_a_while() -> None:
     assert large.outcomes == [None]
     attempts = [s.attempt for s in submits(made.workers["d0:1"])]
     assert 1 < attempts.index("large.1") < 20
-
-
-def test_preempted_work_goes_first_and_twice_preempted_work_reserves_everything() -> None:
-    made = world()
-    worker = made.workers["d0:1"]
-    made.ask(request("a", prompt=(1,) * 150, max_tokens=100))
-    made.ask(request("b", prompt=(1,) * 150, max_tokens=100))
-    assert [s.attempt for s in submits(worker)] == ["a.1"]
-    for attempt in ("a.1", "a.2"):
-        worker.works.clear()
-        said(made, "d0", pb.FromDecode(preempted=pb.Preempted(attempt=attempt)))
-        made.heartbeat()
-    assert [(s.attempt, s.preemptions) for s in submits(worker)] == [("a.1", 0), ("a.2", 1), ("a.3", 2)]
-    made.run()
-    assert all(client.outcomes == [None] for client in made.clients.values())
 
 
 def test_stopping_every_sample_ends_the_request() -> None:
@@ -454,37 +229,3 @@ def test_a_worker_that_left_finishes_what_it_has() -> None:
     made.advance()
     assert leaver.address not in made.workers
     assert leaver.address not in states(made)
-
-
-def test_a_prefill_worker_that_restarts_or_leaves_frees_its_bookings() -> None:
-    made = world(prefill=2)
-    made.ask(request("r", prompt=(1,) * 100, max_tokens=50))
-    made.deliver()
-    assert made.core.gauges()["bookings"] == 2
-    worker = made.workers["d0:1"]
-    first = submits(worker)[0].prefill[0].address
-    made.workers[first].restart()
-    made.close_watch(first)
-    made.connect()
-    assert made.core.gauges()["bookings"] == 1
-    made.apply(made.core.set_members(["d0:1"], made.now))
-    assert made.core.gauges()["bookings"] == 1
-    made.run()
-    assert made.idle()
-
-
-def test_outcomes_add_up() -> None:
-    made = world(decode=2, max_attempts=2)
-    rng = random.Random(3)
-    for worker in made.workers.values():
-        worker.faults = Faults(fail=0.1, preempt=0.1, refuse=0.2)
-    for number in range(100):
-        made.ask(request(f"r{number}", max_tokens=9))
-        if rng.random() < 0.1:
-            made.cancel(f"r{number}")
-        made.advance()
-    made.run()
-    counters = made.core.counters()
-    assert sum(v for k, v in counters.items() if k.startswith("outcome_")) == 100
-    assert counters["outcome_cancelled"] == sum(c.cancelled for c in made.clients.values())
-    assert made.idle()
