@@ -68,7 +68,7 @@ class FakeDispatcher:
         self.requests: list[Request] = []
         self.runs: list[FakeRunning] = []
         self.active: set[str] = set()
-        self.idle = asyncio.Event()
+        self._watchers: list[tuple[int, asyncio.Event]] = []
         self._limits = limits
 
     def limits(self) -> Limits:
@@ -88,13 +88,25 @@ class FakeDispatcher:
         running = FakeRunning(self.script(request), trace)
         self.runs.append(running)
         self.active.add(request.request_id)
-        self.idle.clear()
+        self._tell_watchers()
         try:
             yield running
         finally:
             trace.timings_ms["e2e"] = 1.0
             self.active.discard(request.request_id)
-            self.idle.set()
+            self._tell_watchers()
+
+    async def until_active(self, count: int) -> None:
+        """Wait until exactly `count` requests are running."""
+        reached = asyncio.Event()
+        self._watchers.append((count, reached))
+        self._tell_watchers()
+        await reached.wait()
+
+    def _tell_watchers(self) -> None:
+        for count, reached in self._watchers:
+            if len(self.active) == count:
+                reached.set()
 
     def status(self) -> dict[str, object]:
         workers = {"d0": {"free_blocks": 7, "state": "ready"}}

@@ -152,9 +152,7 @@ class World:
             transport="world",
         )
         model = engine.model
-        self.prefill[name] = PrefillCore(
-            self.config, hello, vocab_size=model.vocab_size, max_context=model.max_context
-        )
+        self.prefill[name] = PrefillCore(self.config, hello, vocab_size=model.vocab_size, max_context=model.max_context)
 
     def add_decode(self, name: str) -> None:
         engine = self._engine(name, "decode")

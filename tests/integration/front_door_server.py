@@ -48,13 +48,17 @@ class Served:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0)
 
     def outcomes(self, api: str) -> dict[str, float]:
-        """Outcome -> count, of those that happened."""
-        family = next(iter(self.front.metrics.requests.collect()))
-        return {
-            sample.labels["outcome"]: sample.value
-            for sample in family.samples
-            if sample.name.endswith("_total") and sample.labels["api"] == api
-        }
+        return outcomes(self.front, api)
+
+
+def outcomes(front: FrontDoor, api: str) -> dict[str, float]:
+    """Outcome -> count, of those that happened."""
+    family = next(iter(front.metrics.requests.collect()))
+    return {
+        sample.labels["outcome"]: sample.value
+        for sample in family.samples
+        if sample.name.endswith("_total") and sample.labels["api"] == api
+    }
 
 
 def make_front(dispatcher: FakeDispatcher, settings: RouterSettings | None = None) -> FrontDoor:

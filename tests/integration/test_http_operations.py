@@ -1,0 +1,79 @@
+"""What operators look at, and routes that do not exist."""
+
+import httpx
+import pytest
+
+from tests.fakes.dispatcher import FakeDispatcher, say
+from tests.integration.front_door_server import MODEL, serve
+
+
+async def test_models() -> None:
+    dispatcher = FakeDispatcher(say("x"))
+    async with serve(dispatcher) as served, served.openai() as client:
+        models = await client.models.list()
+        one = await client.models.retrieve(MODEL)
+        dispatcher.available = False
+        assert [model.id async for model in client.models.list()] == [MODEL]
+        async with httpx.AsyncClient() as raw:
+            missing = await raw.get(f"{served.url}/v1/models/some/other")
+    assert models.data == [one]
+    assert one.model_dump()["max_model_len"] == 512
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+
+
+async def test_ready_tells_why_not() -> None:
+    dispatcher = FakeDispatcher(say("x"))
+    async with serve(dispatcher) as served, httpx.AsyncClient(base_url=served.url) as client:
+        assert (await client.get("/ready")).json() == {"ready": True}
+        dispatcher.available = False
+        response = await client.get("/ready")
+        assert response.status_code == 503
+        assert response.json() == {"ready": False, "reasons": ["no decode worker is known"]}
+        assert (await client.get("/live")).status_code == 200
+        refused = await client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+
+
+async def test_status_and_metrics() -> None:
+    async with serve(FakeDispatcher(say("abc"))) as served, httpx.AsyncClient(base_url=served.url) as client:
+        await client.post("/v1/completions", json={"model": MODEL, "prompt": "hello"})
+        await client.post("/v1/completions", json={"model": MODEL})
+        assert (await client.get("/status")).json()["workers"]["d0"]["free_blocks"] == 7
+        lines = (await client.get("/metrics")).text.splitlines()
+    for line in (
+        'headrace_requests_total{api="completions",outcome="ok"} 1.0',
+        'headrace_requests_total{api="completions",outcome="client_error"} 1.0',
+        'headrace_ttft_seconds_count{api="completions"} 1.0',
+        'headrace_itl_seconds_count{api="completions"} 3.0',
+        'headrace_e2e_seconds_count{api="completions"} 1.0',
+        "headrace_prompt_tokens_total 5.0",
+        "headrace_cached_tokens_total 16.0",
+        "headrace_output_tokens_total 4.0",
+        "headrace_requests_in_flight 0.0",
+        'headrace_dispatcher_workers_free_blocks{name="d0"} 7.0',
+    ):
+        assert line in lines
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/docs", 404),
+        ("GET", "/openapi.json", 404),
+        ("POST", "//v1/completions", 404),
+        ("POST", "/V1/completions", 404),
+        ("POST", "/v1/completions/", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405),
+    ],
+)
+async def test_other_routes_have_openai_s_errors(method: str, path: str, status: int) -> None:
+    async with serve(FakeDispatcher(say("x"))) as served, httpx.AsyncClient() as client:
+        response = await client.request(method, served.url + path)
+    assert response.status_code == status
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert (response.headers.get("allow") is not None) == (status == 405)
