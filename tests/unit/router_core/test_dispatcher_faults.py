@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.requests import Request, SamplingParams
+from tests.unit.router_core.fakes import FakeWorker, Faults, expected
+from tests.unit.router_core.world import Client, World
 
 CHANCE = st.sampled_from([0.0, 0.0, 0.05, 0.3])
 FAULTS = st.builds(
@@ -25,8 +27,6 @@ REQUESTS = st.lists(
     min_size=1,
     max_size=8,
 )
-from tests.unit.router_core.fakes import FakeWorker, Faults, expected
-from tests.unit.router_core.world import Client, World
 
 
 def misbehave(world: World, faults: Faults, rng: random.Random) -> None:
