@@ -54,10 +54,9 @@ def cache_home_from_environment() -> str | None:
     return os.environ.get("XDG_CACHE_HOME") or None
 
 
-def environment(extra: Mapping[str, str], *, without: Iterable[str] = ()) -> dict[str, str]:
-    """A child process's environment: ours plus `extra`, less `without`."""
-    dropped = set(without)
-    return {key: value for key, value in os.environ.items() if key not in dropped} | dict(extra)
+def environment(extra: Mapping[str, str], *, without: tuple[str, ...] = ()) -> dict[str, str]:
+    """A child process's environment: ours plus `extra`, less every variable that begins like one of `without`."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(without)} | dict(extra)
 
 
 def export_to_libraries(variables: Mapping[str, str]) -> None:

@@ -19,16 +19,24 @@ _MIN_CHARACTERS = 16
 
 def create_secret(path: Path) -> str:
     """The secret in `path`, made if the file is not there (mode 0600 from its first byte on). Raises ConfigError."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+    if path.exists():
         return read_secret(path)
-    except OSError as error:
-        raise ConfigError(f"cannot make the secret file {path}: {error}") from error
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        secret = secrets.token_hex(_BYTES)
-        file.write(secret + "\n")
+    secret = secrets.token_hex(_BYTES)
+    store_secret(path, secret)
     return secret
+
+
+def store_secret(path: Path, secret: str) -> None:
+    """Write `secret` to `path`, whole or not at all, with mode 0600 from its first byte on. Raises ConfigError."""
+    scratch = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+    try:
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(secret + "\n")
+        scratch.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write the secret file {path}: {error}") from error
+    read_secret(path)
 
 
 def read_secret(path: Path) -> str:

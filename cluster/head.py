@@ -1,0 +1,60 @@
+"""The head process of a cluster on this machine: `python -m cluster.head`, started by `headrace up`.
+
+1. lock      one head per run directory; its pid is in the lock
+2. start     Ray and the controller (cluster/ray_launcher.py)
+3. relay     every status as one JSON line on stdout, for `up` to show; nobody needs to read them
+4. stop      on SIGTERM or, tied, at the end of stdin: programs first, then Ray; nothing is left
+"""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+import msgspec
+
+from cluster.controller import ClusterStatus
+from cluster.core.errors import HeadraceError
+from cluster.logs import setup_logging
+from cluster.pipe import Role
+from cluster.ray_launcher import Head
+from cluster.run_dir import RunDir
+
+ALREADY_RUNNING = 3
+_log = logging.getLogger(__name__)
+
+
+def encode_status(status: ClusterStatus) -> bytes:
+    """One line of the relay."""
+    return msgspec.json.encode(status) + b"\n"
+
+
+def main() -> int:
+    """Returns 0 after an orderly stop, 3 when the cluster runs already, 1 otherwise."""
+    parser = argparse.ArgumentParser(description="Headrace: the head process of a cluster")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--modules", required=True, help="JSON: role -> entry point")
+    parser.add_argument("--tied", action="store_true", help="stop at the end of stdin")
+    options = parser.parse_args()
+    run_dir = RunDir(options.run_dir)
+    setup_logging("head", run_dir.config().log_level)
+    if (lock := run_dir.hold()) is None:
+        _log.error("the cluster is running already")
+        return ALREADY_RUNNING
+
+    def tell(status: ClusterStatus) -> None:
+        sys.stdout.buffer.write(encode_status(status))
+        sys.stdout.buffer.flush()
+
+    with lock:
+        try:
+            return Head(run_dir, msgspec.json.decode(options.modules, type=dict[Role, str])).run(
+                tell, tied=options.tied
+            )
+        except HeadraceError as error:
+            _log.error("%s", error)
+            return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

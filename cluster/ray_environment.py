@@ -1,0 +1,34 @@
+"""What Ray is told through the environment, before it is imported: its only way for these settings."""
+
+from pathlib import Path
+
+import cluster
+from cluster.run_dir import RunDir
+
+SOURCE_ROOT = str(Path(next(iter(cluster.__path__))).resolve().parent)
+"""Where the packages are, for child processes that do not inherit our sys.path."""
+
+NOT_FOR_PROGRAMS = ("RAY_", "OMP_NUM_THREADS", "PYTHONPATH")
+"""What Ray sets for its workers and the programs must not inherit: its token, and one thread for every library."""
+
+
+def ray_environment(run_dir: RunDir, *, local: bool) -> dict[str, str]:
+    """Variables for the head process (whose Ray inherits them) and for clients of the same cluster."""
+    variables = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(run_dir.token_file),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Idle workers in advance cost 100 MB each, and supervisors are all there ever are.
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_enable_worker_prestart": "0",
+        # Ray's own out-of-memory killer would choose a supervisor, the one process that must stay.
+        "RAY_memory_monitor_refresh_ms": "0",
+        # An actor without GPUs keeps seeing them: its program uses them, Ray does not hand them out.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "PYTHONPATH": SOURCE_ROOT,
+        "PYTHONWARNINGS": "ignore",
+    }
+    if local:
+        # Named after the systems where it is the default: listen on the loopback interface only.
+        variables["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    return variables

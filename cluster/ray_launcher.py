@@ -1,0 +1,317 @@
+"""Ray, and the one file that imports it: a named detached controller, one detached supervisor actor per program.
+
+1. head        (cluster/head.py) starts a local Ray or joins `ray.address`, creates the controller, relays its status
+2. controller  an asyncio actor around cluster/controller.py; Ray restarts it, and it adopts what runs
+3. supervisor  an actor around cluster/supervisor.py, placed by its role's custom resource, so that pools are sized
+               independently; Ray restarts it, its program dies with it and is started anew
+4. down        SIGTERM (or, tied, the end of stdin): stop every program in order, then Ray
+
+Actors are detached, because a killed controller takes its other actors with it. They import nothing heavy. Nothing but
+statuses, counts and member lists passes through Ray: no token and no KV byte.
+"""
+
+import asyncio
+import functools
+import logging
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar, cast
+
+import ray
+import ray.util
+from ray.exceptions import GetTimeoutError, RayError
+
+from cluster.config import environment
+from cluster.controller import ClusterStatus, Controller, LaunchFailed
+from cluster.core.config import ClusterConfig
+from cluster.core.errors import HeadraceError
+from cluster.logs import setup_logging
+from cluster.pipe import Member, Role, role_of
+from cluster.ray_environment import NOT_FOR_PROGRAMS, SOURCE_ROOT
+from cluster.run_dir import RunDir
+from cluster.store import initial_counts, open_store
+from cluster.supervisor import STOP_PATIENCE_S, ProgramSpec, ProgramStatus, Supervisor
+
+CONTROLLER = "headrace-controller"
+_PREFIX = "headrace-"
+_PROGRAMS_PER_NODE = 1024
+_OBJECT_STORE_BYTES = 78_643_200  # the least Ray takes; nothing of ours is kept in it
+_ANSWER_S = 5.0
+_DOWN_S = STOP_PATIENCE_S + 10.0
+_FOREVER_S = 3600.0
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What actors are made with. `modules` names each role's entry point."""
+
+    folder: str
+    modules: Mapping[Role, str]
+
+    @property
+    def run_dir(self) -> RunDir:
+        return RunDir(Path(self.folder))
+
+    def spec(self, name: str) -> ProgramSpec:
+        """How a program is started: with our environment, less what Ray put into it."""
+        role, run_dir = role_of(name), self.run_dir
+        command = (sys.executable, "-m", self.modules[role], "--config", str(run_dir.config_file), "--name", name)
+        variables = environment({"PYTHONPATH": SOURCE_ROOT}, without=NOT_FOR_PROGRAMS)
+        return ProgramSpec(name, role, (*command, "--supervised"), variables, run_dir.log_file(name))
+
+
+class SupervisorActor:
+    """One program. Calls are served one at a time and in order, so the newest members list wins."""
+
+    def __init__(self, layout: Layout, name: str) -> None:
+        _log_to(layout.run_dir, name)
+        self._supervisor = Supervisor(layout.spec(name), self._report)
+        self._supervisor.start()
+
+    def status(self) -> ProgramStatus:
+        return self._supervisor.status()
+
+    def set_members(self, members: tuple[Member, ...]) -> None:
+        self._supervisor.set_members(members)
+
+    def stop(self) -> None:
+        self._supervisor.stop()
+
+    @staticmethod
+    def _report(status: ProgramStatus) -> None:
+        try:
+            ray.get_actor(CONTROLLER).report.remote(status)
+        except (ValueError, RayError) as error:  # no controller now: the next one asks
+            _log.warning("nobody to report to: %s", error)
+
+
+class ControllerActor:
+    """The controller as an asyncio actor."""
+
+    async def __init__(self, layout: Layout) -> None:  # type: ignore[misc]  # Ray awaits an asyncio actor's constructor
+        _log_to(layout.run_dir, "controller")
+        config = layout.run_dir.config()
+        store = open_store(config, layout.run_dir.desired_file)
+        self._controller = Controller(RayLauncher(layout), store, initial_counts(config))
+        self._running = asyncio.ensure_future(self._controller.run())
+        self._running.add_done_callback(_leave_when_done)
+
+    async def report(self, status: ProgramStatus) -> None:
+        self._controller.report(status)
+
+    async def status_after(self, version: int, timeout_s: float) -> ClusterStatus:
+        return await self._controller.status_after(version, timeout_s)
+
+    async def scale(self, role: Role, count: int) -> None:
+        await self._controller.scale(role, count)
+
+    async def stop_all(self) -> None:
+        await self._controller.stop_all()
+
+
+class RayLauncher:
+    """The controller's hands: supervisors as detached named actors of this namespace."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._handles: dict[str, ray.actor.ActorHandle] = {}
+
+    async def start(self, name: str, role: Role) -> None:
+        options = {
+            "name": _PREFIX + name,
+            "lifetime": "detached",
+            "get_if_exists": True,
+            "max_restarts": -1,
+            "num_cpus": 0,
+            "resources": {f"headrace_{role}": 1},
+        }
+        create = functools.partial(ray.remote(SupervisorActor).options(**options).remote, self._layout, name)
+        self._handles[name] = await _in_thread(create)
+
+    async def stop(self, name: str) -> None:
+        handle = await self._handle(name)
+        try:
+            await asyncio.wait_for(handle.stop.remote(), STOP_PATIENCE_S + _ANSWER_S)
+        except (RayError, TimeoutError) as error:
+            _log.warning("%s did not stop in order: %s", name, error)
+        await _in_thread(functools.partial(ray.kill, handle, no_restart=True))
+        self._handles.pop(name, None)
+        while name in await self._names():  # noqa: ASYNC110 - Ray frees the name a little later, and tells nobody
+            await asyncio.sleep(0.05)
+
+    async def statuses(self) -> dict[str, ProgramStatus | None]:
+        names = await self._names()
+        found = await asyncio.gather(*(self._status(name) for name in names))
+        return dict(zip(names, found, strict=True))
+
+    def push(self, name: str, members: tuple[Member, ...]) -> None:
+        if (handle := self._handles.get(name)) is None:
+            raise LaunchFailed(f"no supervisor of {name} is known")
+        handle.set_members.remote(members)
+
+    async def _names(self) -> list[str]:
+        listed = await _in_thread(ray.util.list_named_actors)
+        return sorted(n.removeprefix(_PREFIX) for n in listed if n.startswith(_PREFIX) and n != CONTROLLER)
+
+    async def _status(self, name: str) -> ProgramStatus | None:
+        try:
+            handle = await self._handle(name)
+            return cast("ProgramStatus", await asyncio.wait_for(handle.status.remote(), _ANSWER_S))
+        except (LaunchFailed, RayError, TimeoutError) as error:
+            self._handles.pop(name, None)
+            _log.warning("the supervisor of %s does not answer: %s", name, error)
+            return None
+
+    async def _handle(self, name: str) -> "ray.actor.ActorHandle":
+        if name not in self._handles:
+            self._handles[name] = await _in_thread(functools.partial(ray.get_actor, _PREFIX + name))
+        return self._handles[name]
+
+
+class Answer(Protocol):
+    """Where `headrace up` hears a status."""
+
+    def __call__(self, status: ClusterStatus) -> None: ...
+
+
+class Head:
+    """The process that owns a cluster on this machine. The caller holds the run directory's lock."""
+
+    def __init__(self, run_dir: RunDir, modules: Mapping[Role, str]) -> None:
+        self._run_dir = run_dir
+        self._layout = Layout(str(run_dir.folder), dict(modules))
+        self._ended = threading.Event()
+        self._scratch = tempfile.mkdtemp(prefix="headrace-")  # short: Ray's sockets lie below it
+
+    def run(self, tell: Answer, *, tied: bool) -> int:
+        """Start, relay every status to `tell`, wait for the end, stop everything. Returns the exit code."""
+        config = self._run_dir.config()
+        try:
+            self._start_ray(config)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: self._ended.set())
+            controller = self._start_controller()
+            helpers = [(self._relay, (controller, tell))] + ([(self._follow_stdin, ())] if tied else [])
+            for work, arguments in helpers:
+                threading.Thread(target=work, args=arguments, daemon=True).start()
+            self._ended.wait()
+            return self._stop(controller)
+        finally:
+            self._run_dir.address_file.unlink(missing_ok=True)
+            ray.shutdown()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _start_ray(self, config: ClusterConfig) -> None:
+        common = {"namespace": config.name, "log_to_driver": False, "logging_level": "warning"}
+        if config.ray.address is not None:
+            context = ray.init(address=config.ray.address, **common)
+        else:
+            context = ray.init(
+                address="local",
+                num_cpus=config.ray.num_cpus,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                resources={f"headrace_{role}": _PROGRAMS_PER_NODE for role in self._layout.modules},
+                _temp_dir=self._scratch,
+                **common,
+            )
+        self._run_dir.address_file.write_text(context.address_info["gcs_address"], encoding="utf-8")
+
+    def _start_controller(self) -> "ray.actor.ActorHandle":
+        options = {"name": CONTROLLER, "lifetime": "detached", "get_if_exists": True, "num_cpus": 0}
+        restarts = {"max_restarts": -1, "max_task_retries": -1}
+        return ray.remote(ControllerActor).options(**options, **restarts).remote(self._layout)
+
+    def _relay(self, controller: "ray.actor.ActorHandle", tell: Answer) -> None:
+        version = -1
+        try:
+            while not self._ended.is_set():
+                status = ray.get(controller.status_after.remote(version, _FOREVER_S))
+                if status.version != version:
+                    tell(status)
+                version = status.version
+        except RayError as error:
+            if not self._ended.is_set():
+                _log.error("Ray is gone: %s", error)
+        except BrokenPipeError:  # `up` has seen enough
+            return
+        self._ended.set()
+
+    def _follow_stdin(self) -> None:
+        """Tied to `up`: its end is ours, however it ends."""
+        while sys.stdin.buffer.read(4096):
+            continue
+        self._ended.set()
+
+    @staticmethod
+    def _stop(controller: "ray.actor.ActorHandle") -> int:
+        try:
+            ray.get(controller.stop_all.remote(), timeout=_DOWN_S)
+            ray.kill(controller, no_restart=True)
+        except (RayError, GetTimeoutError) as error:
+            _log.error("not everything stopped in order: %s", error)
+            return 1
+        return 0
+
+
+class Client:
+    """Another process's way to a running cluster's controller."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        """Connect. Raises LaunchFailed when no cluster answers."""
+        address = run_dir.ray_address()
+        if address is None or run_dir.holder() is None:
+            raise LaunchFailed("the cluster is not running; start it with `headrace up`")
+        name = run_dir.config().name
+        try:
+            ray.init(address=address, namespace=name, log_to_driver=False, logging_level="error")
+            self._controller = ray.get_actor(CONTROLLER)
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+            raise LaunchFailed(f"the cluster {name} does not answer: {error}") from error
+
+    def status(self, after: int = -1, timeout_s: float = _ANSWER_S) -> ClusterStatus:
+        """The status once its version is not `after`, or when the time is up. Raises LaunchFailed."""
+        reply = self._controller.status_after.remote(after, timeout_s)
+        return cast("ClusterStatus", self._get(reply, timeout_s + _ANSWER_S))
+
+    def scale(self, role: Role, count: int) -> None:
+        """Change a desired count. Raises LaunchFailed with the controller's reason."""
+        self._get(self._controller.scale.remote(role, count), _ANSWER_S)
+
+    def close(self) -> None:
+        ray.shutdown()
+
+    @staticmethod
+    def _get(reply: object, timeout_s: float) -> object:
+        try:
+            return ray.get(reply, timeout=timeout_s)
+        except (RayError, HeadraceError) as error:
+            raise LaunchFailed(f"the controller could not do it: {error}") from error
+
+
+async def _in_thread(call: Callable[[], T]) -> T:
+    """Ray's own calls block on its head; the controller's loop must not. Raises LaunchFailed."""
+    try:
+        return await asyncio.to_thread(call)
+    except (RayError, ValueError, ConnectionError, RuntimeError) as error:
+        raise LaunchFailed(str(error)) from error
+
+
+def _leave_when_done(running: "asyncio.Future[None]") -> None:
+    """The controller's loop never ends by itself: if it did, a new controller must take over."""
+    if not running.cancelled():
+        _log.critical("the controller's loop ended", exc_info=running.exception())
+        signal.raise_signal(signal.SIGKILL)
+
+
+def _log_to(run_dir: RunDir, name: str) -> None:
+    log = run_dir.log_file(name).open("a", encoding="utf-8", buffering=1)
+    setup_logging(name, run_dir.config().log_level, stream=log)

@@ -1,0 +1,111 @@
+"""The folder of one running cluster, `~/.headrace/<name>/`: what `up` writes and every other command reads.
+
+config.yaml   what every program is started with      secret        the cluster secret, mode 0600
+desired.json  the desired counts (without Redis)      ray_token     Ray's token, mode 0600
+logs/         one file per program                    lock          held by the head process while the cluster runs
+"""
+
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from cluster.config import dump_config, parse_config
+from cluster.core.config import ClusterConfig
+from cluster.core.errors import ConfigError
+from cluster.secret import create_secret, store_secret
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """Paths below `folder`, and what is read and written there."""
+
+    folder: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / "config.yaml"
+
+    @property
+    def secret_file(self) -> Path:
+        return self.folder / "secret"
+
+    @property
+    def token_file(self) -> Path:
+        return self.folder / "ray_token"
+
+    @property
+    def desired_file(self) -> Path:
+        return self.folder / "desired.json"
+
+    @property
+    def address_file(self) -> Path:
+        """Ray's address, while it runs."""
+        return self.folder / "ray_address"
+
+    def log_file(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def prepare(self, config: ClusterConfig, secret: str | None) -> ClusterConfig:
+        """Write everything the programs need; `secret` replaces the file's. Returns the configuration they will read.
+
+        The desired counts of an earlier run are dropped: `up` says what there should be. Raises ConfigError.
+        """
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self.folder / "logs").mkdir(exist_ok=True)
+            self.desired_file.unlink(missing_ok=True)
+            self.address_file.unlink(missing_ok=True)
+            create_secret(self.token_file)
+            if secret is not None:
+                store_secret(self.secret_file, secret)
+            elif config.secret_file is None:
+                create_secret(self.secret_file)
+            if config.secret_file is None or secret is not None:
+                config = config.model_copy(update={"secret_file": str(self.secret_file)})
+            self.config_file.write_text(dump_config(config), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write to {self.folder}: {error}") from error
+        return config
+
+    def config(self) -> ClusterConfig:
+        """What the cluster runs with. Raises ConfigError when it never ran."""
+        try:
+            return parse_config(self.config_file.read_text(encoding="utf-8"), str(self.config_file))
+        except OSError as error:
+            raise ConfigError(f"no cluster has been started here: {error}") from error
+
+    def ray_address(self) -> str | None:
+        """Where Ray answers; None when nothing runs."""
+        return self.address_file.read_text(encoding="utf-8") if self.address_file.exists() else None
+
+    def hold(self) -> IO[str] | None:
+        """Take the lock and write our pid into it; None when another process has it. Closing the file lets it go."""
+        file = (self.folder / "lock").open("a+", encoding="ascii")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        return file
+
+    def holder(self) -> int | None:
+        """The pid of the head process, None when there is none."""
+        try:
+            with (self.folder / "lock").open("r", encoding="ascii") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return int(file.read() or "0") or None
+        except FileNotFoundError:
+            return None
+        return None
+
+
+def default_root() -> Path:
+    """Where run directories are."""
+    return Path.home() / ".headrace"
