@@ -37,7 +37,8 @@ from router.effects import (
 from router.endings import Endings
 from router.follow import Follow
 from router.hearing import Hearing
-from router.placement import NoPair, Wait, place
+from router.placement import NoPair, Snapshot, Wait, place
+from router.queue import SCAN
 from router.requests import Limits, Request, Trace
 from router.workers import PROTOCOL, WorkerView
 
@@ -117,6 +118,8 @@ class DispatcherCore:
         except Overloaded:
             self._endings.counters["outcome_overloaded"] += 1
             raise
+        if len(self._books.queue) > SCAN:  # nothing has changed for those before it
+            return []
         return self._pump(now)
 
     def cancel(self, request_id: str, now: float) -> list[Effect]:
@@ -225,7 +228,7 @@ class DispatcherCore:
             if worker.session.open and worker.session.epoch not in (0, worker.epoch):
                 worker.session_closed()
                 self._endings.effects.append(ReopenSession(worker.address))
-        wanted = worker.role == "decode" and worker.identity.protocol == PROTOCOL
+        wanted = worker.role == "decode" and worker.facts.shape.protocol == PROTOCOL
         if wanted and not worker.session.wanted:
             self._endings.effects.append(OpenSession(worker.address))
         elif worker.session.wanted and not wanted:
@@ -257,13 +260,9 @@ class DispatcherCore:
 
     def _pump(self, now: float) -> list[Effect]:
         """Place what can be placed now, retire who left, and hand out the effects."""
-        waiting = len(self._books.queue) + 1
-        while len(self._books.queue) < waiting and self._workers.ready("decode", now):
-            waiting = len(self._books.queue)
-            reserved: set[str] = set()
-            for entry in self._books.queue.scan():
-                if now >= entry.not_before:
-                    self._try(self._books.requests[entry.request_id], reserved, now)
+        again = len(self._books.queue) > 0
+        while again:
+            again = self._round(now)
         self._retire()
         return self._take_effects()
 
@@ -271,11 +270,27 @@ class DispatcherCore:
         effects, self._endings.effects = self._endings.effects, []
         return effects
 
-    def _try(self, follow: Follow, reserved: set[str], now: float) -> None:
+    def _round(self, now: float) -> bool:
+        """Try the first of the line once. Returns whether any of them left it."""
+        waiting = len(self._books.queue)
+        reserved: set[str] = set()
+        loads: Snapshot | None = None
+        for entry in self._books.queue.scan():
+            if now < entry.not_before:
+                continue
+            loads = loads or self._workers.loads(now)
+            if not loads.decode:
+                return False
+            self._try(self._books.requests[entry.request_id], loads, reserved, now)
+            if entry.request_id not in self._books.queue:
+                loads = None  # a booking changed them
+        return len(self._books.queue) < waiting
+
+    def _try(self, follow: Follow, loads: Snapshot, reserved: set[str], now: float) -> None:
         """Place one waiting request, or note why not. `reserved`: workers kept free for one that waited too long."""
-        may_force_local = follow.wants_local and self._books.forced_local() < len(self._workers.ready("decode", now))
+        may_force_local = follow.wants_local and self._books.forced_local() < len(loads.decode)
         demand = follow.demand(self._settings.local_max_tokens, may_force_local=may_force_local)
-        chosen = place(demand, self._workers.snapshot(follow.keys_of, now, frozenset(reserved)), self._rng)
+        chosen = place(demand, self._workers.for_request(loads, follow.keys_of, reserved), self._rng)
         if isinstance(chosen, NoPair):
             if reserved:  # the worker that fits may be the reserved one
                 return

@@ -6,7 +6,7 @@
    worker gets its old place again.
 3. *Scan.* Only the first entries are tried per round, so a long line costs no more than a short one.
 4. *Overtaking.* An entry for which there is no room may be overtaken for OVERTAKE_S; then it is `overdue`, and the
-   dispatcher keeps the worker nearest to having room free for it, so it starves no more than it blocks the others.
+   dispatcher keeps the worker nearest to having room free for it, for HOLD_S at a time: it neither starves nor blocks.
 5. *Leave.* `take` (placed) or `drop` (ended) frees the entry. The gauge is the length of the line, never a counter.
 """
 
@@ -18,6 +18,7 @@ from cluster.core.errors import IntegrityError, Overloaded
 
 SCAN = 16
 OVERTAKE_S = 2.0
+HOLD_S = 30.0
 _RATE_WINDOW_S = 30.0
 _RATE_MIN_DEPARTURES = 8
 _RETRY_UNKNOWN_S = 5.0
@@ -93,7 +94,7 @@ class AdmissionQueue:
 
     def overdue(self, entry: Entry, now: float) -> bool:
         """Note that there is no room for `entry`; whether it has been overtaken for long enough."""
-        if entry.blocked_since is None:
+        if entry.blocked_since is None or now - entry.blocked_since >= OVERTAKE_S + HOLD_S:
             entry.blocked_since = now
         return now - entry.blocked_since >= OVERTAKE_S
 

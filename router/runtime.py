@@ -47,9 +47,9 @@ MAX_HELD_IDS = 65_536  # undelivered token ids of one client
 class RunningRequest:
     """An admitted request, as its client sees it. Events wait here, so that no stream ever waits for a client."""
 
-    def __init__(self, core: "RouterRuntime", request: Request) -> None:
+    def __init__(self, runtime: "RouterRuntime", request: Request) -> None:
         self.trace = Trace()
-        self._runtime = core
+        self._runtime = runtime
         self._request_id = request.request_id
         self._samples = request.n
         self._waiting: deque[TokenEvent] = deque()
@@ -86,8 +86,10 @@ class RunningRequest:
         return self._held <= MAX_HELD_IDS
 
     def finish(self, error: HeadraceError | None) -> None:
-        self._ended, self._error = True, error
-        self._news.set()
+        """The terminal outcome: the first one counts."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._news.set()
 
 
 class RouterRuntime:
@@ -233,7 +235,10 @@ class RouterRuntime:
         task.add_done_callback(self._closing.discard)
 
     async def _close(self) -> None:
+        error = RequestFailed("the router is shutting down")
+        for running in self._running.values():
+            running.finish(error)  # even if the core cannot be asked any more
         for request_id in list(self._running):
-            self._apply(self._core.abort(request_id, RequestFailed("the router is shutting down"), self._clock.now()))
+            self._apply(self._core.abort(request_id, error, self._clock.now()))
         keepers = [*self._sessions.values(), *self._watches.values()]
         await asyncio.gather(*(keeper.close() for keeper in keepers), *self._closing)

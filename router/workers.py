@@ -16,11 +16,10 @@ the attempt, and left out of the sums once a Status has come after the worker ac
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cluster.core.errors import Unavailable
 from cluster.core.keys import KEY_BYTES, BlockKey
-from cluster.stubs.common_pb2 import WorkerIdentity
 from cluster.stubs.watch_pb2 import Status, WatchEvent, WatchHello
 from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pairable
 from router.requests import Limits
@@ -87,13 +86,49 @@ class Health:
         self.refusals = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a worker's Hello says, for good: as plain values, because placement reads them all the time."""
+
+    name: str
+    epoch: int
+    role: str
+    shape: Shape
+    max_context: int
+    num_blocks: int
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+
+
+NOBODY = Facts("", 0, "", Shape(0, (0, 0, 0, 0, ""), b""), 0, 0, 0, ())
+
+
+def read_hello(hello: WatchHello) -> Facts:
+    """The facts of a live Hello."""
+    identity, layout = hello.identity, hello.identity.layout
+    return Facts(
+        name=identity.worker,
+        epoch=identity.epoch,
+        role=identity.role,
+        shape=Shape(
+            identity.protocol,
+            (layout.layers, layout.kv_heads, layout.head_dim, layout.block_size, layout.dtype),
+            identity.fingerprint,
+        ),
+        max_context=hello.max_context,
+        num_blocks=hello.num_blocks,
+        vocab_size=hello.vocab_size,
+        eos_ids=tuple(hello.eos_ids),
+    )
+
+
 class WorkerView:
     """One address. Times are the router's monotonic seconds."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.member = True
-        self.hello: WatchHello | None = None
+        self.facts = NOBODY
         self.status: Status | None = None
         self.free_blocks = 0
         self.lost = False  # it said so itself; true until a new epoch
@@ -104,20 +139,16 @@ class WorkerView:
         self.bookings: dict[str, Booking] = {}
 
     @property
-    def identity(self) -> WorkerIdentity:
-        return self.hello.identity if self.hello is not None else WorkerIdentity()
-
-    @property
     def name(self) -> str:
-        return self.identity.worker or self.address
+        return self.facts.name or self.address
 
     @property
     def epoch(self) -> int:
-        return self.identity.epoch
+        return self.facts.epoch
 
     @property
     def role(self) -> str:
-        return self.identity.role
+        return self.facts.role
 
     def on_watch(self, event: WatchEvent, now: float) -> bool:
         """Take one event. Returns False when events were lost: the watch must be opened again."""
@@ -154,7 +185,7 @@ class WorkerView:
         self.session.epoch = 0
 
     def _on_hello(self, hello: WatchHello) -> None:
-        self.hello = hello
+        self.facts = read_hello(hello)
         self.keys = set()
         self.watch.open = True
 
@@ -172,10 +203,10 @@ class WorkerView:
 
     def state(self, now: float, suspect_s: float) -> str:
         """connecting, mismatch: why, lost, suspect, starting, draining, or ready."""
-        if not self.watch.open or self.hello is None:
+        if not self.watch.open:
             return "connecting"
-        if self.identity.protocol != PROTOCOL:
-            return f"mismatch: protocol {self.identity.protocol}, this router speaks {PROTOCOL}"
+        if self.facts.shape.protocol != PROTOCOL:
+            return f"mismatch: protocol {self.facts.shape.protocol}, this router speaks {PROTOCOL}"
         if self.role not in ("prefill", "decode"):
             return f"mismatch: unknown role {self.role!r}"
         if self.lost:
@@ -188,20 +219,11 @@ class WorkerView:
             return "starting"
         return "draining" if self.status.draining or not self.member else "ready"
 
-    def shape(self) -> Shape:
-        layout = self.identity.layout
-        return Shape(
-            self.identity.protocol,
-            (layout.layers, layout.kv_heads, layout.head_dim, layout.block_size, layout.dtype),
-            self.identity.fingerprint,
-        )
-
-    def load(self, keys_of: KeysOf, now: float) -> WorkerLoad:
-        """This worker for one request, whose block keys `keys_of` derives. The worker must be ready."""
-        hello, status = self.hello, self.status
-        if hello is None or status is None:
+    def load(self, now: float) -> WorkerLoad:
+        """This worker for placement, without any prefix. Raises Unavailable before its first Status."""
+        facts, status = self.facts, self.status
+        if status is None:
             raise Unavailable(f"{self.address} is not ready")
-        shape = self.shape()
         fresh = [booking for booking in self.bookings.values() if not booking.reported]
         room = self.free_blocks - sum(booking.blocks for booking in fresh)
         if now < self.health.refused_until:
@@ -210,10 +232,9 @@ class WorkerView:
             address=self.address,
             name=self.name,
             epoch=self.epoch,
-            shape=shape,
-            max_context=hello.max_context,
-            num_blocks=hello.num_blocks,
-            cached_tokens=self._cached_blocks(keys_of(shape)) * shape.layout[3],
+            shape=facts.shape,
+            max_context=facts.max_context,
+            num_blocks=facts.num_blocks,
             queued_tokens=status.queued_tokens + sum(booking.tokens for booking in fresh),
             tokens_per_s=status.prefill_tokens_per_s,
             active=status.running + status.waiting + status.handing_off + sum(b.sequences for b in fresh),
@@ -228,7 +249,8 @@ class WorkerView:
             return now < self.health.refused_until
         return self.health.failures > 0 and (now < self.health.cooling_until or bool(self.bookings))
 
-    def _cached_blocks(self, keys: list[BlockKey]) -> int:
+    def cached_blocks(self, keys: list[BlockKey]) -> int:
+        """How many of a sequence's first blocks are in this worker's prefix index."""
         count = 0
         for key in keys:
             if key not in self.keys:
@@ -251,33 +273,43 @@ class Workers:
         """Workers of this role that may get new work."""
         return [w for w in self.by_address.values() if w.role == role and w.state(now, self.suspect_s) == "ready"]
 
-    def snapshot(self, keys_of: KeysOf, now: float, without: frozenset[str] = frozenset()) -> Snapshot:
-        """What placement chooses from. `without`: decode workers kept free for somebody else."""
-        decode = [w.load(keys_of, now) for w in self.ready("decode", now) if w.address not in without]
-        prefill = [w.load(keys_of, now) for w in self.ready("prefill", now)]
-        return Snapshot(tuple(decode), tuple(prefill))
+    def loads(self, now: float) -> Snapshot:
+        """Every worker that may get new work, without any prefix."""
+        decode, prefill = (tuple(w.load(now) for w in self.ready(role, now)) for role in ("decode", "prefill"))
+        return Snapshot(decode, prefill)
+
+    def for_request(self, loads: Snapshot, keys_of: KeysOf, without: set[str]) -> Snapshot:
+        """`loads` with the prefix hits of one request. `without`: decode workers kept free for somebody else."""
+        keys: dict[Shape, list[BlockKey]] = {}
+
+        def hit(load: WorkerLoad) -> WorkerLoad:
+            if load.shape not in keys:
+                keys[load.shape] = keys_of(load.shape)
+            blocks = self.by_address[load.address].cached_blocks(keys[load.shape])
+            return replace(load, cached_tokens=blocks * load.block_size) if blocks else load
+
+        decode = tuple(hit(load) for load in loads.decode if load.address not in without)
+        return Snapshot(decode, tuple(hit(load) for load in loads.prefill))
 
     def limits(self, now: float) -> Limits:
         """What fits. Raises Unavailable, naming why, while no pair of workers is ready."""
-        snapshot = self.snapshot(_no_keys, now)
-        if not snapshot.decode:
+        loads = self.loads(now)
+        if not loads.decode:
             raise Unavailable("no decode worker is ready")
-        paired = pairable(snapshot)
+        paired = pairable(loads)
         if not paired:
-            raise Unavailable(f"no prefill worker fits a decode worker: {describe_mismatch(snapshot)}")
+            raise Unavailable(f"no prefill worker fits a decode worker: {describe_mismatch(loads)}")
         max_context = max(d.max_context for d in paired)
-        if snapshot.prefill:
-            max_context = min(max_context, max(p.max_context for p in snapshot.prefill))
+        if loads.prefill:
+            max_context = min(max_context, max(p.max_context for p in loads.prefill))
         largest = max(paired, key=lambda d: d.num_blocks * d.block_size)
-        hello = self.by_address[largest.address].hello
-        if hello is None:
-            raise Unavailable(f"{largest.address} is not ready")
+        facts = self.by_address[largest.address].facts
         return Limits(
             max_context=max_context,
             pool_tokens=largest.num_blocks * largest.block_size,
             block_size=largest.block_size,
-            vocab_size=hello.vocab_size,
-            eos_ids=tuple(hello.eos_ids),
+            vocab_size=facts.vocab_size,
+            eos_ids=facts.eos_ids,
         )
 
     def silent(self, now: float) -> list[WorkerView]:
@@ -299,11 +331,11 @@ class Workers:
             rows.append(
                 {
                     "address": worker.address,
-                    "worker": worker.identity.worker,
+                    "worker": worker.facts.name,
                     "role": worker.role,
                     "epoch": f"{worker.epoch:016x}",
                     "state": self._described_state(worker, now),
-                    "blocks": worker.hello.num_blocks if worker.hello else 0,
+                    "blocks": worker.facts.num_blocks,
                     "free_blocks": worker.free_blocks,
                     "cached_keys": len(worker.keys),
                     "running": status.running,
@@ -322,15 +354,10 @@ class Workers:
             return state
         other = "prefill" if worker.role == "decode" else "decode"
         peers = self.ready(other, now)
-        if not peers or any(peer.shape() == worker.shape() for peer in peers):
+        if not peers or any(peer.facts.shape == worker.facts.shape for peer in peers):
             return state
-        pair = (worker, peers[0]) if worker.role == "decode" else (peers[0], worker)
-        decode, prefill = (side.load(_no_keys, now) for side in pair)
-        return f"mismatch: {describe_mismatch(Snapshot((decode,), (prefill,)))}"
-
-
-def _no_keys(shape: Shape) -> list[BlockKey]:
-    return []
+        decode, prefill = (worker, peers[0]) if worker.role == "decode" else (peers[0], worker)
+        return f"mismatch: {describe_mismatch(Snapshot((decode.load(now),), (prefill.load(now),)))}"
 
 
 def _unpack(packed: bytes) -> list[BlockKey]:

@@ -14,7 +14,7 @@ import pytest
 
 from cluster.core.clock import SystemClock
 from cluster.core.config import RouterSettings, TimingSettings
-from cluster.core.errors import Overloaded, RequestFailed, Unavailable
+from cluster.core.errors import IntegrityError, Overloaded, RequestFailed, Unavailable
 from cluster.core.ids import new_epoch
 from cluster.rpc import RpcServer, make_server, service
 from cluster.stubs import session_pb2 as pb
@@ -251,6 +251,27 @@ async def test_a_client_that_never_reads_is_ended() -> None:
             await worker.heard.first(lambda m: m.cancel.attempt == "slow.1")
             with pytest.raises(RequestFailed):
                 _ = [event async for event in running.events()]
+
+
+async def test_an_error_of_our_own_ends_the_router_and_tells_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> list[object]:
+        raise IntegrityError("the books disagree")
+
+    epoch = new_epoch()
+    core = DispatcherCore(RouterSettings(), TimingSettings(), epoch, random.Random(1))
+    runtime = RouterRuntime(core, SystemClock(), epoch=epoch, secret=SECRET)
+    serving = asyncio.create_task(runtime.serve())
+    async with small_worker(hold=1) as worker, asyncio.timeout(PATIENCE_S):
+        runtime.set_members([worker.address])
+        async with runtime.run(ask()) as running:
+            events = running.events()
+            assert (await anext(events)).ids == (100,)
+            monkeypatch.setattr(core, "on_session", broken)
+            await worker.stop()
+            with pytest.raises(RequestFailed):
+                await anext(events)
+        with pytest.raises(IntegrityError):
+            await serving
 
 
 async def test_shutting_down_ends_requests_honestly() -> None:

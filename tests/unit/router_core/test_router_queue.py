@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core.errors import IntegrityError, Overloaded
-from router.queue import OVERTAKE_S, SCAN, AdmissionQueue
+from router.queue import HOLD_S, OVERTAKE_S, SCAN, AdmissionQueue
 
 
 def test_the_line_is_bounded_and_a_freed_place_is_free() -> None:
@@ -50,6 +50,9 @@ def test_overtaking_is_bounded_from_the_first_time_there_was_no_room() -> None:
     assert not queue.overdue(entry, 50.0)
     assert not queue.overdue(entry, 50.0 + OVERTAKE_S / 2)
     assert queue.overdue(entry, 50.0 + OVERTAKE_S)
+    assert queue.overdue(entry, 49.9 + OVERTAKE_S + HOLD_S)
+    assert not queue.overdue(entry, 50.0 + OVERTAKE_S + HOLD_S)
+    assert queue.overdue(entry, 50.0 + 2 * OVERTAKE_S + HOLD_S)
 
 
 def test_waiting_is_estimated_from_the_drain_rate_while_somebody_waits() -> None:
