@@ -32,18 +32,18 @@ class Life:
     epoch: int
     pids: tuple[int, ...]
     tick: Callable[[], None]
-    engine: Callable[[], Awaitable[None]]  # feeds the engine's reports to the core; raises when the engine is gone
+    tasks: tuple[Awaitable[None], ...]  # run for ever, and raise when this life is over (the engine is gone)
     idle: Callable[[], bool]  # whether nothing is left to finish
     drain: Callable[[], None]  # take no new work
 
 
 async def live(context: ProgramContext, life: Life, clock: Clock) -> None:
-    """Serve until told to stop, then finish what runs within DRAIN_S. Raises what `engine` raises."""
+    """Serve until told to stop, then finish what runs within DRAIN_S. Raises what a task raises."""
     await life.server.start()
     await life.server.set_serving(True)
     context.report_ready(address=life.server.address, epoch=life.epoch, pids=life.pids)
     working: list[asyncio.Future[None]] = [
-        asyncio.ensure_future(life.engine()),
+        *(asyncio.ensure_future(task) for task in life.tasks),
         asyncio.ensure_future(_tick(life.tick)),
         asyncio.ensure_future(life.publisher.run()),
     ]

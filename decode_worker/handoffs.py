@@ -33,6 +33,7 @@ from engine.messages import Copy, CopyDone, Read, ReadDone, ReadFailed
 from kv_transfer.handoff import HandOff
 
 MAX_PREFILL_TRIES = 2
+POKE_S = 0.05  # a read that takes longer may need the holder to poll, whatever the warm-up showed
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +107,9 @@ class HandOffs:
         """Move on what makes no progress."""
         limits = self._state.config.handoff
         for transfer in list(self._transfers.values()):
+            waiting = [now - at for at in transfer.timeline.posted.values()]
+            if waiting and max(waiting) > POKE_S and transfer.peer is not None:
+                self._peers.ask_to_poll(transfer.peer)
             late = [r for r, at in transfer.timeline.posted.items() if now - at > limits.read_timeout_s]
             for read_id in late:
                 self._give_up(transfer, read_id)

@@ -27,7 +27,7 @@ class LinkEvents:
 
 
 class Links:
-    """Every open link. `send` never waits."""
+    """Every open link. `send` never waits. `failure` gets an exception when a link breaks in a way nobody foresaw."""
 
     def __init__(self, identity: WorkerIdentity, secret: str, events: LinkEvents) -> None:
         self._identity = identity
@@ -35,11 +35,13 @@ class Links:
         self._events = events
         self._outgoing: dict[str, asyncio.Queue[FromDecodePeer]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def dial(self, peer: str, address: str) -> None:
         """Open a link in the background; `opened` or `closed` follows."""
         self._outgoing[peer] = asyncio.Queue()
-        self._tasks[peer] = asyncio.ensure_future(self._run(peer, address))
+        task = self._tasks[peer] = asyncio.ensure_future(self._run(peer, address))
+        task.add_done_callback(self._ended)
 
     def send(self, peer: str, message: FromDecodePeer) -> None:
         queue = self._outgoing.get(peer)
@@ -78,6 +80,11 @@ class Links:
             self.hang_up_quietly(peer)
             self._events.closed(peer, reason)
 
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """What nobody foresaw is a bug: the worker must not go on half deaf."""
+        if not task.cancelled() and task.exception() is not None and not self.failure.done():
+            self.failure.set_exception(task.exception() or AssertionError())
+
     def hang_up_quietly(self, peer: str) -> None:
         """Forget a link whose task is ending by itself."""
         self._outgoing.pop(peer, None)
@@ -87,17 +94,17 @@ class Links:
         await call.write(FromDecodePeer(hello=self._identity))
         first = await call.read()
         if not isinstance(first, FromPrefill):
-            raise TransferError(f"{(await call.code()).name}: {await call.details()}")
+            raise TransferError(await _end_of(call))
         self._events.opened(peer, first.hello)
 
     async def _talk(self, peer: str, call: grpc.aio.StreamStreamCall[FromDecodePeer, FromPrefill]) -> str:
         writing = asyncio.ensure_future(self._write(peer, call))
         try:
-            async for message in call:
+            while isinstance(message := await call.read(), FromPrefill):
                 if message.WhichOneof("message") == "lost":
                     return str(message.lost.reason)
                 self._events.received(peer, message)
-            return "the link ended"
+            return await _end_of(call)
         finally:
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
@@ -106,3 +113,8 @@ class Links:
         queue = self._outgoing[peer]
         while True:
             await call.write(await queue.get())
+
+
+async def _end_of(call: grpc.aio.StreamStreamCall[FromDecodePeer, FromPrefill]) -> str:
+    """Why a call has ended."""
+    return f"{(await call.code()).name}: {await call.details()}"

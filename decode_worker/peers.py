@@ -21,13 +21,14 @@ class LinkState(Enum):
 
 @dataclass(slots=True)
 class Peer:
-    """One prefill worker in one life. `readable`: the engine knows its agent, so reads may start."""
+    """One prefill worker in one life. `readable`: the engine knows its agent; `needs_polling`: as its engine was told."""
 
     name: str
     address: WorkerAddress
     link: LinkState = LinkState.DIALLING
     hello: PrefillHello | None = None
     readable: bool = False
+    needs_polling: bool = False
     reason: str = ""
     waiting: list[FromDecodePeer] = field(default_factory=list)
 
@@ -87,9 +88,17 @@ class Peers:
         peer = self._by_agent(report.peer)
         if peer is not None:
             peer.readable = True
+            peer.needs_polling = report.needs_polling
             message = Warmed(needs_polling=report.needs_polling, gb_per_s=report.gb_per_s)
             self._state.to_prefill(peer.name, FromDecodePeer(warmed=message))
         return peer
+
+    def ask_to_poll(self, peer: Peer) -> None:
+        """Reads from this peer hang: even a warm link over CMA may need the holder's help to end (measured)."""
+        if not peer.needs_polling and peer.link is LinkState.UP:
+            peer.needs_polling = True
+            self._state.counters["holders_asked_to_poll"] += 1
+            self._state.to_prefill(peer.name, FromDecodePeer(warmed=Warmed(needs_polling=True)))
 
     def unreadable(self, report: PeerFailed) -> Peer | None:
         """The engine cannot read from this agent: hang up, so that the next use dials and warms afresh."""

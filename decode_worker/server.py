@@ -195,16 +195,13 @@ async def serve(context: ProgramContext) -> None:
             epoch=epoch,
             pids=(os.getpid(), engine.pid),
             tick=worker.tick,
-            engine=worker.follow_engine,
+            tasks=(worker.follow_engine(), worker.follow_members(context), worker.links.failure),
             idle=lambda: not core.state.attempts,
             drain=worker.drain,
         )
-        members = asyncio.ensure_future(worker.follow_members(context))
         try:
             await live(context, life, clock)
         finally:
-            members.cancel()
-            await asyncio.gather(members, return_exceptions=True)
             await worker.links.close()
     finally:
         await engine.stop()

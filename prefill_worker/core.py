@@ -180,7 +180,7 @@ class PrefillCore:
             return None, f"{queued} tokens are queued"
         sequence = Sequence(self.batcher.new_id(), tokens, chain, self._draws(message), arrival=now)
         self.books.share(hits, sequence.owner)
-        sequence.blocks = hits
+        sequence.blocks = list(hits)
         if not sequence.reserve(self.books, len(tokens), size):
             reason = f"{self.books.available} blocks are free"
             sequence.release(self.books)

@@ -157,7 +157,7 @@ async def serve(context: ProgramContext) -> None:
             epoch=epoch,
             pids=(os.getpid(), engine.pid),
             tick=worker.tick,
-            engine=worker.follow_engine,
+            tasks=(worker.follow_engine(),),
             idle=lambda: not core.jobs,
             drain=worker.drain,
         )

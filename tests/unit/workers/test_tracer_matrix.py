@@ -76,6 +76,8 @@ def test_every_cached_prefix(where: str, cached: int) -> None:
     world.tick(6)
     world.run()
     world.assert_quiet()
+    checked = world.prefill["prefill-0"].counters + world.decode["decode-0"].state.counters
+    assert not checked["prefix_hit_corrupt"], "hits that nobody touched must pass their proof"
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -1,0 +1,129 @@
+"""The router program: one dispatcher behind two doors, OpenAI HTTP and gRPC.
+
+    1. load the tokenizer and the chat template; open both doors (not ready yet)
+    2. find workers: the supervisor's list, and `seeds:` of the configuration
+    3. serve until told to stop: take nothing new, let streams end, leave
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from pathlib import Path
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from cluster.core.clock import SystemClock
+from cluster.core.config import RouterSettings
+from cluster.core.errors import ConfigError
+from cluster.core.ids import new_epoch
+from cluster.program import ProgramContext
+from cluster.rpc import make_server, service
+from cluster.stubs import inference_pb2, inference_pb2_grpc
+from cluster.worker import model_folder
+from router.dispatcher import DispatcherCore
+from router.front.door import FrontDoor
+from router.front.grpc_service import InferenceService
+from router.front.http_app import make_app
+from router.front.metrics import FrontMetrics
+from router.front.model_text import load_model_text
+from router.runtime import RouterRuntime
+
+STOP_GRACE_S = 8
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handlers: the program decides when to stop."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    async def run_until(self, stopping: asyncio.Event, sock: socket.socket) -> None:
+        """Serve `sock` until `stopping`, then let running answers end within the grace time."""
+        serving = asyncio.ensure_future(self._serve([sock]))
+        told = asyncio.ensure_future(stopping.wait())
+        try:
+            await asyncio.wait({serving, told}, return_when=asyncio.FIRST_COMPLETED)
+            self.should_exit = True
+            await serving
+        finally:
+            told.cancel()
+
+
+def _bind(settings: RouterSettings) -> socket.socket:
+    """A listening socket for HTTP. Raises ConfigError naming the key when the address is taken."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((settings.host, settings.http_port))
+    except OSError as error:
+        sock.close()
+        address = f"{settings.host}:{settings.http_port}"
+        raise ConfigError(f"router.http_port: cannot listen on {address}: {error.strerror}; choose another") from error
+    sock.listen(2048)
+    sock.setblocking(False)
+    return sock
+
+
+async def serve(context: ProgramContext) -> None:
+    """Run one life of a router until `context.stopping`. Raises ConfigError, ModelError."""
+    config, clock, epoch = context.config, SystemClock(), new_epoch()
+    folder = model_folder(config)
+    text = await asyncio.to_thread(load_model_text, Path(folder) if folder else None)
+    core = DispatcherCore(config.router, config.timing, epoch, random.Random())
+    runtime = RouterRuntime(core, clock, epoch=epoch, secret=context.secret)
+    registry = CollectorRegistry()
+    front = FrontDoor(config.router, config.model_name, text, runtime, clock, FrontMetrics(registry, clock))
+    inference = service(
+        inference_pb2.DESCRIPTOR,
+        "Inference",
+        inference_pb2_grpc.add_InferenceServicer_to_server,
+        InferenceService(front),
+    )
+    rpc = make_server(config.router.host, config.router.grpc_port, [inference], None)
+    sock = _bind(config.router)
+    http = _HttpServer(
+        uvicorn.Config(
+            make_app(front),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=STOP_GRACE_S,
+            h11_max_incomplete_event_size=64 * 1024,
+            server_header=False,
+        )
+    )
+    await rpc.start()
+    await rpc.set_serving(True)
+    serving = asyncio.ensure_future(runtime.serve())
+    members = asyncio.ensure_future(_follow_members(context, runtime))
+    doors = asyncio.ensure_future(http.run_until(context.stopping, sock))
+    try:
+        await http.listening.wait()
+        host, port = sock.getsockname()[:2]
+        context.report_ready(address=rpc.address, epoch=epoch, http=f"http://{host}:{port}")
+        await asyncio.wait({serving, members, doors}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (serving, members, doors):
+            if task.done():
+                task.result()
+        await rpc.stop(STOP_GRACE_S)
+    finally:
+        for task in (members, serving, doors):
+            task.cancel()
+        await asyncio.gather(members, serving, doors, return_exceptions=True)
+        await rpc.stop(0)
+
+
+async def _follow_members(context: ProgramContext, runtime: RouterRuntime) -> None:
+    """Workers come from the supervisor's list and from the configured seeds."""
+    async for members in context.members.updates():
+        workers = [m.address for m in members if m.role != "router"]
+        runtime.set_members([*context.config.seeds, *workers])
