@@ -50,7 +50,7 @@ from engine.wire_thread import WireThread
 MakeTransport = Callable[[str, dict[str, str], str], Transport]  # kind, options, agent name
 
 _PR_SET_PDEATHSIG = 1
-_LEAVE_S = 5.0  # how long a step may run on after the server has gone
+LEAVE_S = 5.0  # how long a step may run on after the server has gone
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,8 @@ def main(make_transport: MakeTransport, arguments: Sequence[str] | None = None) 
 
 def run_engine(fd: int, make_transport: MakeTransport) -> int:
     """Serve the socket `fd` until it ends. Returns the exit code: 0, or 1 after an unexpected failure."""
-    return Engine(SocketPort(socket.socket(fileno=fd)), make_transport, SystemClock()).serve()
+    # When the server has gone and a step does not end, there is nothing to save and nobody waits: leave at once.
+    return Engine(SocketPort(socket.socket(fileno=fd)), make_transport, SystemClock(), lambda: os._exit(1)).serve()
 
 
 def _die_with_parent() -> None:
@@ -83,10 +84,20 @@ def _die_with_parent() -> None:
 class Engine:
     """One rank's engine behind a port. `serve` is the main thread."""
 
-    def __init__(self, port: EnginePort, make_transport: MakeTransport, clock: Clock) -> None:
+    def __init__(
+        self,
+        port: EnginePort,
+        make_transport: MakeTransport,
+        clock: Clock,
+        abandon: Callable[[], None],
+        leave_s: float = LEAVE_S,
+    ) -> None:
+        """`abandon` is called, on the reader thread, when a step runs on `leave_s` after the port has ended."""
         self._port = port
         self._make_transport = make_transport
         self._clock = clock
+        self._abandon = abandon
+        self._leave_s = leave_s
         self._commands: queue.SimpleQueue[Command | BaseException | None] = queue.SimpleQueue()
         self._wire = WireThread(port.send, self._commands.put)
         self._left = threading.Event()
@@ -130,9 +141,8 @@ class Engine:
         except ChannelError as error:
             self._commands.put(error)
         self._commands.put(None)
-        if not self._left.wait(_LEAVE_S):
-            # Main is stuck in a step nobody waits for. There is nothing to save: the server has gone.
-            os._exit(1)
+        if not self._left.wait(self._leave_s):
+            self._abandon()
 
     def _obey(self, command: Command) -> None:
         if isinstance(command, Init):

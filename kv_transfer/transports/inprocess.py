@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cluster.core.clock import Clock
 from cluster.core.errors import TransferError
 from engine.messages import PeerAdded, PeerFailed, ReadDone, ReadFailed
+from kv_transfer.transports.ranges import check_read
 
 Bytes = NDArray[np.uint8]
 WARM_BYTES = 1 << 20
@@ -134,15 +135,8 @@ class InProcessTransport:
         pool = self._network.pool(peer) if peer in self._peers else None
         if pool is None:
             raise TransferError(f"peer {peer} is unknown or gone")
-        if not 0 <= slot < len(self._staging):
-            raise TransferError(f"slot {slot} of {len(self._staging)} does not exist")
-        total = sum(size for _, size in ranges)
-        if total > self._staging.shape[1]:
-            raise TransferError(f"{total} bytes do not fit a slot of {self._staging.shape[1]}")
         base = int(pool.ctypes.data)
-        for address, size in ranges:
-            if size < 1 or address < base or address + size > base + pool.nbytes:
-                raise TransferError(f"{size} bytes at {address:#x} are not in the pool of {peer}")
+        check_read(ranges, base, pool.nbytes, self._staging, slot)
         return [pool[address - base : address - base + size] for address, size in ranges]
 
     def _finish(

@@ -34,9 +34,8 @@ def by_definition(logits: NDArray[np.float32], how: SampleSpec, position: int) -
         order = order[: how.top_k]
     weights = np.exp(scaled[order])
     before = np.concatenate([[0.0], np.cumsum(weights)[:-1]])
-    kept = [
-        token for token, mass in zip(order, before, strict=True) if how.top_p == 1 or mass < how.top_p * weights.sum()
-    ]
+    limit = how.top_p * weights.sum()
+    kept = [token for token, mass in zip(order, before, strict=True) if how.top_p == 1 or mass < limit]
     gumbel = -np.log(exponential(noise_bits(noise_key(how.seed, how.index, position), len(logits))))
     return min(kept, key=lambda i: (-(scaled[i] + gumbel[i]), i))
 
