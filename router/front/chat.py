@@ -51,18 +51,18 @@ class ChatTemplate:
             raise ModelError(f"the model's chat template does not compile: {error}") from error
         self._special_tokens = special_tokens
 
-    def render(self, turns: Sequence[ChatTurn]) -> str:
-        """The prompt, ready for the assistant's answer. Raises InvalidRequest when the template refuses them."""
+    def render(self, turns: Sequence[ChatTurn], param: str = "messages") -> str:
+        """The prompt, ready for the assistant's answer. Raises InvalidRequest naming `param` when it refuses them."""
         messages = [{"role": turn.role, "content": turn.content} for turn in turns]
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
         except _Refusal as refusal:
             message = f"the model's chat template refuses these messages: {refusal}"
-            raise InvalidRequest(message, param="messages") from None
+            raise InvalidRequest(message, param=param) from None
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             # What the error says may quote the prompt (FAULTS O08): only its kind is told.
             message = f"the model's chat template cannot render these messages ({type(error).__name__})"
-            raise InvalidRequest(message, param="messages") from None
+            raise InvalidRequest(message, param=param) from None
 
 
 def tracer_template() -> ChatTemplate:

@@ -9,6 +9,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Self
 
 from cluster.core.clock import Clock
@@ -24,8 +25,8 @@ from router.front.text import Delta, SampleText, TextRules
 from router.front.usage import Usage
 from router.requests import Dispatcher, Limits, Request, Running, TokenEvent, Trace
 
-# Tokenising takes about 1 ms per 8,000 characters; longer texts must not hold up everybody's streams.
-INLINE_CHARACTERS = 8192
+# Tokenising takes about 1 ms per 1,000 characters; longer texts must not hold up everybody's streams.
+INLINE_CHARACTERS = 1024
 # How much later than the dispatcher the front door gives up by itself.
 DEADLINE_GRACE_S = 1.0
 
@@ -120,11 +121,11 @@ class FrontDoor:
 
         `deadline_s`: what the client allows from now on; never more than the configured deadline from arrival.
         """
+        began = call.elapsed()
         bounds.check_model(ask.model, self.model_name)
         bounds.check_parameters(ask, self.settings)
         limits = self.dispatcher.limits()
-        began = call.elapsed()
-        ids = await self._tokenise(ask)
+        ids = await self._tokenise(ask, limits.max_context)
         fit = bounds.fit(ask, ids, limits)
         left = self.settings.deadline_s - call.elapsed()
         if deadline_s is not None:
@@ -159,19 +160,17 @@ class FrontDoor:
                 call.used(generation.usage, generation.dropped_tokens)
                 await generation.close()
 
-    async def _tokenise(self, ask: Ask) -> list[int] | tuple[int, ...]:
-        text, prompt = self.text, ask.prompt
-        match prompt:
+    async def _tokenise(self, ask: Ask, most: int) -> list[int] | tuple[int, ...]:
+        param = ask.spelling.prompt
+        match ask.prompt:
             case TokenPrompt(ids):
                 return ids
-            case TextPrompt(plain):
-                if len(plain) <= INLINE_CHARACTERS:
-                    return text.tokenizer.encode(plain, add_special=True)
-                return await asyncio.to_thread(text.tokenizer.encode, plain, add_special=True)
+            case TextPrompt(text):
+                size, encode = len(text), partial(self.text.text_ids, text, most, param)
             case ChatPrompt(turns):
-                if sum(len(turn.content) + len(turn.role) for turn in turns) <= INLINE_CHARACTERS:
-                    return text.chat_ids(turns)
-                return await asyncio.to_thread(text.chat_ids, turns)
+                size = sum(len(turn.content) + len(turn.role) for turn in turns)
+                encode = partial(self.text.chat_ids, turns, most, param)
+        return encode() if size <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
 
 
 @asynccontextmanager

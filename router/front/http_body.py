@@ -22,6 +22,21 @@ class BodyTooLarge(InvalidRequest):
     status = 413
 
 
+class BodyTooSlow(InvalidRequest):
+    """A body that does not come to an end in time."""
+
+    status = 408
+
+
+async def read_body_within(scope: Scope, receive: Receive, limit: int, seconds: float) -> bytes:
+    """`read_body`, but BodyTooSlow after `seconds`: nobody may hold a handler open for ever."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await read_body(scope, receive, limit)
+    except TimeoutError:
+        raise BodyTooSlow(f"the body did not end within {seconds:g} s", code="body_too_slow") from None
+
+
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The whole body, with or without content-length; holds at most `limit` bytes. Raises BodyTooLarge, ClientGone."""
     declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")

@@ -22,7 +22,7 @@ from router.front import sse
 from router.front.bodies import ChatBody, CompletionBody, InferenceBody
 from router.front.door import FrontDoor, Generation, until_deadline
 from router.front.errors_http import error_body, error_headers, error_object, status_of
-from router.front.http_body import read_body, while_connected
+from router.front.http_body import read_body_within, while_connected
 from router.front.metrics import Call, ClientGone
 from router.front.openai_shapes import AnswerHead, ChatShape, CompletionShape, Json, WholeSample
 from router.front.text import Delta
@@ -32,6 +32,7 @@ from router.requests import Request, Trace
 log = logging.getLogger("headrace.router.front")
 
 _PATIENCE_S = 1.0  # with a client that does not read, once its request has failed
+_BODY_S = 60.0  # in which a body must have come
 _PUBLIC_ID = re.compile(rb"[!-~]{1,128}")
 
 
@@ -86,7 +87,9 @@ class InferenceEndpoint:
         reply = Reply(send, public_id := _public_id(scope))
         try:
             with self._front.metrics.call(self._api) as call:
-                raw = await read_body(scope, receive, self._front.settings.max_body_bytes)
+                settings = self._front.settings
+                patience_s = min(_BODY_S, settings.deadline_s)
+                raw = await read_body_within(scope, receive, settings.max_body_bytes, patience_s)
                 await while_connected(receive, self._serve(raw, public_id, reply, call))
         except ClientGone:
             return

@@ -8,6 +8,10 @@ from cluster.core.errors import InvalidRequest, ModelError
 from router.front.chat import ChatTemplate, ChatTurn, load_chat_template, tracer_template
 from router.front.tokenizer import HuggingFaceTokenizer, Tokenizer, TracerTokenizer
 
+# Tokenising 4 MB takes seconds. A text this much longer than the context is first judged by its start: when that alone
+# has twice too many tokens, how the cut changed the last few does not matter.
+_GLANCE_CHARACTERS_PER_TOKEN = 16
+
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
@@ -16,11 +20,24 @@ class ModelText:
     tokenizer: Tokenizer
     chat: ChatTemplate | None
 
-    def chat_ids(self, turns: Sequence[ChatTurn]) -> list[int]:
-        """Prompt ids of messages; the template writes BOS, so the tokenizer adds nothing. Raises InvalidRequest."""
+    def text_ids(self, text: str, most: int, param: str) -> list[int]:
+        """Prompt ids of plain text, with what the tokenizer itself adds (BOS).
+
+        Raises InvalidRequest, naming `param`, for a text that is far longer than `most` tokens.
+        """
+        return self._encode(text, True, most, param)
+
+    def chat_ids(self, turns: Sequence[ChatTurn], most: int, param: str) -> list[int]:
+        """Prompt ids of messages; the template writes BOS, so the tokenizer adds nothing. Raises as `text_ids`."""
         if self.chat is None:
-            raise InvalidRequest("this model has no chat template; use completions", param="messages")
-        return self.tokenizer.encode(self.chat.render(turns), add_special=False)
+            raise InvalidRequest("this model has no chat template; use completions", param=param)
+        return self._encode(self.chat.render(turns, param), False, most, param)
+
+    def _encode(self, text: str, add_special: bool, most: int, param: str) -> list[int]:
+        start = _GLANCE_CHARACTERS_PER_TOKEN * most
+        if len(text) > start and len(self.tokenizer.encode(text[:start], add_special=False)) > 2 * most:
+            raise InvalidRequest(f"the prompt has more than {most} tokens", param=param, code="context_length_exceeded")
+        return self.tokenizer.encode(text, add_special=add_special)
 
 
 def load_model_text(folder: Path | None) -> ModelText:

@@ -105,7 +105,7 @@ class ChatShape(_Shape):
         return {**self._frame(self.object_whole), "choices": choices, "usage": usage_json(usage)}
 
     def _choice(self, index: int, delta: Json, entries: Sequence[TokenEntry], finish: FinishReason | None) -> Json:
-        shown = any(entry.shown for entry in entries)
+        shown = self._head.top is not None and any(entry.shown for entry in entries)
         logprobs = self._logprobs(entries) if shown else None
         return self._chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish})
 

@@ -220,7 +220,7 @@ async def test_the_client_s_deadline_is_the_request_s() -> None:
             await stub.Generate(HELLO, timeout=0.3).read()
         await dispatcher.until_active(0)
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert 0 < dispatcher.requests[0].deadline_s <= 0.3
+    assert 0 < dispatcher.requests[0].deadline_s < 0.35  # gRPC rounds on its way
     assert outcomes(front, "grpc") == {"deadline": 1}
 
 

@@ -64,6 +64,14 @@ async def test_leaving_in_mid_body() -> None:
     assert not dispatcher.requests
 
 
+async def test_a_body_that_never_ends_is_given_up() -> None:
+    async with serve(FakeDispatcher(say("x")), RouterSettings(deadline_s=0.2)) as served, asyncio.timeout(PATIENCE_S):
+        reader, writer = await post_raw(served, b'{"model"', declared=1000)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+        writer.close()
+    assert served.outcomes("completions") == {"client_error": 1}
+
+
 async def test_a_client_that_never_reads_does_not_outlive_its_deadline() -> None:
     """The line fills up and the write blocks: the request still ends, and its place is free again."""
     limits = Limits(max_context=1_000_000, pool_tokens=1_000_000, block_size=16, vocab_size=1024, eos_ids=())

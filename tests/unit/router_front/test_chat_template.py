@@ -87,7 +87,7 @@ def test_a_template_that_does_not_compile_is_a_model_error() -> None:
 
 def test_the_tracer_model_needs_no_folder() -> None:
     text = load_model_text(None)
-    assert bytes(text.chat_ids(TURNS)) == b"system: be brief\nuser: hi\nassistant: "
+    assert bytes(text.chat_ids(TURNS, 100, "messages")) == b"system: be brief\nuser: hi\nassistant: "
 
 
 def test_a_folder_without_tokenizer_is_a_model_error(tmp_path: Path) -> None:
