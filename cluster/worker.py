@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from cluster.core.clock import Clock
 from cluster.core.config import ClusterConfig
 from cluster.models.store import default_cache, resolve
 from cluster.program import ProgramContext
 from cluster.rpc import RpcServer
+from cluster.stubs.common_pb2 import Layout, WorkerIdentity
 from cluster.watch import WatchPublisher
 
 PROTOCOL = 1
@@ -21,6 +23,35 @@ DRAIN_S = 8.0
 def model_folder(config: ClusterConfig) -> str:
     """The folder of the model to serve, "" for the tracer. Raises ModelError when it was not fetched yet."""
     return "" if config.model == "tracer" else str(resolve(config.model, default_cache()))
+
+
+class BlockShape(Protocol):
+    """A KV layout, as far as other workers compare it."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+
+
+def make_identity(name: str, epoch: int, role: str, shape: BlockShape, fingerprint: bytes) -> WorkerIdentity:
+    """What a worker says of itself. Its address is filled in once it is bound."""
+    layout = Layout(
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        block_size=shape.block_size,
+        dtype=shape.dtype,
+    )
+    return WorkerIdentity(
+        worker=name, epoch=epoch, role=role, layout=layout, fingerprint=fingerprint, protocol=PROTOCOL
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,12 @@ from cluster.program import ProgramContext
 from cluster.rpc import make_server, service
 from cluster.streams import ServerStream
 from cluster.stubs import session_pb2, session_pb2_grpc
-from cluster.stubs.common_pb2 import Layout, WorkerAddress, WorkerIdentity
+from cluster.stubs.common_pb2 import WorkerAddress
 from cluster.stubs.link_pb2 import FromPrefill, PrefillHello
 from cluster.stubs.session_pb2 import FromDecode, FromRouter, WorkerLost
 from cluster.stubs.watch_pb2 import WatchHello
 from cluster.watch import WatchPublisher
-from cluster.worker import PROTOCOL, Life, live, model_folder
+from cluster.worker import Life, live, make_identity, model_folder
 from decode_worker.core import DecodeCore
 from decode_worker.effects import Dial, HangUp, Lost, ToEngine, ToPrefill, ToRouter
 from decode_worker.links import LinkEvents, Links
@@ -158,21 +158,7 @@ async def serve(context: ProgramContext) -> None:
     engine, ready = await start_engine("decode_worker.engine_process", init)
     try:
         layout = layout_of(ready, config.engine.block_size)
-        wire_layout = Layout(
-            layers=layout.layers,
-            kv_heads=layout.kv_heads,
-            head_dim=layout.head_dim,
-            block_size=layout.block_size,
-            dtype=layout.dtype,
-        )
-        identity = WorkerIdentity(
-            worker=context.name,
-            epoch=epoch,
-            role="decode",
-            layout=wire_layout,
-            fingerprint=ready.fingerprint,
-            protocol=PROTOCOL,
-        )
+        identity = make_identity(context.name, epoch, "decode", layout, ready.fingerprint)
         facts = Facts(identity, layout, ready.vocab_size, ready.max_context, frozenset(ready.eos_ids))
         core = DecodeCore(config, facts)
         hello = WatchHello(

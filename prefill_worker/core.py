@@ -36,6 +36,7 @@ from engine.scheduler import StepBudget
 from engine.sequence import Sequence
 from prefill_worker.effects import Effect, Lost, ToDecode, ToEngine
 from prefill_worker.jobs import Job, Phase, job_problem
+from prefill_worker.readers import Readers
 
 RETRY_AFTER_S = 0.05
 
@@ -59,15 +60,13 @@ class PrefillCore:
         self._checks: dict[int, Job | tuple[str, Recheck]] = {}
         self._next_check = 0
         self._effects: list[Effect] = []
-        self._warming: set[str] = set()  # links whose reader is not connected yet
-        self._polling: dict[str, bool] = {}  # connected links: whether their reads need our engine to poll
-        self._serving = False
+        self._readers = Readers()
 
     # -- decode workers -------------------------------------------------------------------------------------------
 
     def link_opened(self, link: str, theirs: WorkerIdentity) -> None:
         """A decode worker has said hello; it judges whether we fit. Until it has warmed the link, the engine helps."""
-        self._warming.add(link)
+        self._readers.opened(link)
         self._send(link, FromPrefill(hello=self._hello))
         self._serve()
 
@@ -75,8 +74,7 @@ class PrefillCore:
         """Nobody can take what these jobs offer."""
         for job in [j for j in self.jobs.values() if j.link == link]:
             self._leave(job, "link_closed")
-        self._polling.pop(link, None)
-        self._warming.discard(link)
+        self._readers.closed(link)
         self._after(now)
 
     def from_decode(self, link: str, message: FromDecodePeer, now: float) -> None:
@@ -94,8 +92,7 @@ class PrefillCore:
         elif kind == "recheck":
             self._recheck(link, message.recheck)
         elif kind == "warmed":
-            self._warming.discard(link)
-            self._polling[link] = message.warmed.needs_polling
+            self._readers.warmed(link, needs_polling=message.warmed.needs_polling)
         self._after(now)
 
     # -- engine ---------------------------------------------------------------------------------------------------
@@ -333,10 +330,9 @@ class PrefillCore:
 
     def _serve(self) -> None:
         """Have the engine poll for its readers exactly while one may need it."""
-        serving = bool(self._warming) or any(self._polling.get(job.link, False) for job in self.jobs.values())
-        if serving != self._serving:
-            self._serving = serving
-            self._to_engine(Serve(serving))
+        change = self._readers.change(job.link for job in self.jobs.values())
+        if change is not None:
+            self._to_engine(Serve(change))
 
     def _after(self, now: float) -> None:
         self._serve()

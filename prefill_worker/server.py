@@ -20,11 +20,10 @@ from cluster.program import ProgramContext
 from cluster.rpc import make_server, service
 from cluster.streams import ServerStream
 from cluster.stubs import link_pb2, link_pb2_grpc
-from cluster.stubs.common_pb2 import Layout, WorkerIdentity
 from cluster.stubs.link_pb2 import FromDecodePeer, FromPrefill, PrefillHello, WorkerGone
 from cluster.stubs.watch_pb2 import WatchHello
 from cluster.watch import WatchPublisher
-from cluster.worker import PROTOCOL, Life, live, model_folder
+from cluster.worker import Life, live, make_identity, model_folder
 from engine.client import EngineProcess
 from engine.start import EngineFailed, layout_of, make_init, model_spec, start_engine
 from prefill_worker.core import PrefillCore
@@ -111,21 +110,7 @@ async def serve(context: ProgramContext) -> None:
     engine, ready = await start_engine("prefill_worker.engine_process", init)
     try:
         layout = layout_of(ready, config.engine.block_size)
-        wire_layout = Layout(
-            layers=layout.layers,
-            kv_heads=layout.kv_heads,
-            head_dim=layout.head_dim,
-            block_size=layout.block_size,
-            dtype=layout.dtype,
-        )
-        identity = WorkerIdentity(
-            worker=context.name,
-            epoch=epoch,
-            role="prefill",
-            layout=wire_layout,
-            fingerprint=ready.fingerprint,
-            protocol=PROTOCOL,
-        )
+        identity = make_identity(context.name, epoch, "prefill", layout, ready.fingerprint)
         hello = PrefillHello(
             identity=identity,
             agent=agent,
