@@ -14,18 +14,20 @@ The one file that imports nixl. Every call it makes, and why, is explained in do
 
 import logging
 import os
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from cluster.core.clock import Clock
 from cluster.core.errors import TransferError
 from engine.messages import PeerAdded, PeerFailed, ReadDone, ReadFailed
+from kv_transfer.transports.ranges import check_read
 
 Bytes = NDArray[np.uint8]
 Event = ReadDone | ReadFailed | PeerAdded | PeerFailed
@@ -33,13 +35,44 @@ Event = ReadDone | ReadFailed | PeerAdded | PeerFailed
 WARM_TIMEOUT_S = 5.0
 _FIRST_BYTES = 4096  # sets the link up
 _PROBE_BYTES = 1 << 20
-_PROBES = 3  # a TCP read could end inside `transfer` by luck once, hardly three times
+_PROBES = 5  # about one TCP read in a hundred ends inside `transfer` by luck; all five must
 
 # NIXL asks UCX for peer error handling, which shared memory lacks, so `shm` cannot do without tcp (measured).
 _TRANSPORTS = {"any": None, "tcp": "tcp,self", "shm": "cma,tcp,self", "rdma": "ib,self"}
-_POOL_BYTES = struct.Struct("<Q")  # opens the metadata: how far a peer may read from our pool's address
 
 _log = logging.getLogger(__name__)
+
+
+class _Metadata(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a peer needs to read from us. Checked before NIXL sees it: told of a live peer, but in damaged bytes, NIXL
+    fails and forgets the live one (measured).
+    """
+
+    agent: str
+    pool_bytes: int  # how far a peer may read from our pool's address
+    nixl: bytes
+    digest: bytes
+
+    @staticmethod
+    def make(agent: str, pool_bytes: int, nixl: bytes) -> "_Metadata":
+        return _Metadata(agent, pool_bytes, nixl, _digest(nixl))
+
+    @staticmethod
+    def parse(raw: bytes, peer: str) -> "_Metadata":
+        """Raises TransferError unless these are whole and those of `peer`."""
+        try:
+            metadata = msgspec.msgpack.decode(raw, type=_Metadata)
+        except msgspec.MsgspecError as error:
+            raise TransferError(f"{len(raw)} bytes are not the metadata of an agent: {error}") from error
+        if metadata.digest != _digest(metadata.nixl) or metadata.pool_bytes < 1:
+            raise TransferError("the metadata are damaged")
+        if metadata.agent != peer:
+            raise TransferError(f"the metadata are those of {metadata.agent!r}")
+        return metadata
+
+
+def _digest(raw: bytes) -> bytes:
+    return blake2b(raw, digest_size=8).digest()
 
 
 @dataclass(slots=True)
@@ -85,6 +118,7 @@ class NixlTransport:
         `options`: `require` any | rdma | cuda_ipc | shm | tcp, `devices` comma-separated UCX device names, `port_range`
         "a-b" for UCX's TCP listener. Raises TransferError when the machine lacks what is required, or NIXL fails.
         """
+        self._agent = agent
         self._require = options.get("require", "any")
         self._clock = clock
         _check(self._require)
@@ -104,13 +138,13 @@ class NixlTransport:
         self._staging = staging
         try:
             self._register(pool)
-            metadata: bytes = self._nixl.get_agent_metadata()
+            metadata = _Metadata.make(self._agent, pool.nbytes, self._nixl.get_agent_metadata())
             # After the metadata was taken: what is registered now is ours alone, peers can read the pool only.
             self._register(staging)
             self._register(self._scratch)
         except self._errors as error:
             raise TransferError(f"cannot register memory: {_text(error)}") from error
-        return _POOL_BYTES.pack(pool.nbytes) + metadata
+        return msgspec.msgpack.encode(metadata)
 
     def add_peer(self, peer: str, metadata: bytes, pool_address: int) -> None:
         """See Transport. A peer that was there already is warmed and measured again."""
@@ -135,7 +169,10 @@ class NixlTransport:
     def read(self, read_id: int, peer: str, ranges: list[tuple[int, int]], slot: int) -> None:
         """See Transport."""
         try:
-            self._check_read(peer, ranges, slot)
+            pool = self._peers.get(peer)
+            if pool is None or peer in self._warming:
+                raise TransferError(f"peer {peer} is unknown, or its link is not warm")
+            check_read(ranges, pool.start, pool.size, self._staging, slot)
             started = self._clock.now()
             posted = self._post(peer, read_id, int(self._staging[slot].ctypes.data), ranges)
             if posted is None:
@@ -182,23 +219,15 @@ class NixlTransport:
     def _register(self, memory: Bytes) -> None:
         self._nixl.register_memory([(int(memory.ctypes.data), memory.nbytes, 0, "")], "DRAM")
 
-    def _load(self, peer: str, metadata: bytes) -> int:
+    def _load(self, peer: str, raw: bytes) -> int:
         """Make NIXL know the peer. Returns the size of its pool; raises TransferError."""
-        if len(metadata) <= _POOL_BYTES.size:
-            raise TransferError(f"{len(metadata)} bytes are not the metadata of an agent")
-        size: int = _POOL_BYTES.unpack_from(metadata)[0]
-        if size < 1:
-            raise TransferError("an empty pool cannot be read")
+        metadata = _Metadata.parse(raw, peer)
         try:
-            name = self._nixl.add_remote_agent(metadata[_POOL_BYTES.size :]).decode()
-            if name != peer and name not in self._loaded:
-                self._nixl.remove_remote_agent(name)
+            self._nixl.add_remote_agent(metadata.nixl)
         except self._errors as error:
             raise TransferError(f"cannot add the agent: {_text(error)}") from error
-        if name != peer:
-            raise TransferError(f"the metadata are those of {name!r}")
         self._loaded.add(peer)
-        return size
+        return metadata.pool_bytes
 
     def _warm(self, warm: _WarmUp) -> None:
         """Post the reads of a warm-up, until one does not end at once or all are done."""
@@ -229,19 +258,6 @@ class NixlTransport:
     def _give_up(self, peer: str, reason: str) -> None:
         self.drop_peer(peer)
         self._events.append(PeerFailed(peer, reason))
-
-    def _check_read(self, peer: str, ranges: list[tuple[int, int]], slot: int) -> None:
-        pool = self._peers.get(peer)
-        if pool is None or peer in self._warming:
-            raise TransferError(f"peer {peer} is unknown, or its link is not warm")
-        if not 0 <= slot < len(self._staging):
-            raise TransferError(f"slot {slot} of {len(self._staging)} does not exist")
-        total = sum(size for _, size in ranges)
-        if not ranges or total > self._staging.shape[1]:
-            raise TransferError(f"{len(ranges)} ranges of {total} bytes do not fit a slot of {self._staging.shape[1]}")
-        for address, size in ranges:
-            if size < 1 or address < pool.start or address + size > pool.start + pool.size:
-                raise TransferError(f"{size} bytes at {address:#x} are not in the pool of {peer}")
 
     def _post(self, peer: str, owner: int | _WarmUp, target: int, ranges: list[tuple[int, int]]) -> _Posted | None:
         """Start a read of (address, bytes) ranges. None when it is done already; raises TransferError if it failed."""
@@ -351,6 +367,9 @@ def _set_variables(require: str, devices: str, port_range: str) -> None:
         "UCX_TLS": _TRANSPORTS[require],
         "UCX_NET_DEVICES": devices or ("lo" if require == "shm" else None),
         "UCX_TCP_PORT_RANGE": port_range or None,
+        # UCX asks an idle peer every 20 s whether it lives. Until the peer polls, no read from it ends, over shared
+        # memory too (measured). A dead process is noticed without: its sockets close, reading its memory fails.
+        "UCX_KEEPALIVE_INTERVAL": "inf",
         "NIXL_LOG_LEVEL": "WARN",
         "UCX_LOG_LEVEL": "error",  # its warnings at tear-down tell nothing new
     }

@@ -1,0 +1,20 @@
+"""What every transport checks of a read before it starts one."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.core.errors import TransferError
+
+
+def check_read(
+    ranges: list[tuple[int, int]], pool_start: int, pool_bytes: int, staging: NDArray[np.uint8], slot: int
+) -> None:
+    """Raise TransferError unless the (address, bytes) ranges lie in the peer's pool and fit slot `slot`."""
+    if not 0 <= slot < len(staging):
+        raise TransferError(f"slot {slot} of {len(staging)} does not exist")
+    total = sum(size for _, size in ranges)
+    if not ranges or total > staging.shape[1]:
+        raise TransferError(f"{len(ranges)} ranges of {total} bytes do not fit a slot of {staging.shape[1]}")
+    for address, size in ranges:
+        if size < 1 or address < pool_start or address + size > pool_start + pool_bytes:
+            raise TransferError(f"{size} bytes at {address:#x} are not in the pool of the peer")
