@@ -21,7 +21,7 @@ class LinkState(Enum):
 
 @dataclass(slots=True)
 class Peer:
-    """One prefill worker in one life. `readable`: the engine knows its agent; `needs_polling`: as its engine was told."""
+    """One prefill worker in one life. `readable`: the engine knows its agent; `needs_polling`: its engine was told."""
 
     name: str
     address: WorkerAddress
