@@ -59,7 +59,7 @@ class DispatcherCore:
         epoch: int,
         rng: random.Random,
         *,
-        unavailable_s: float = 8.0,
+        unavailable_s: float = 6.5,
     ) -> None:
         self._settings = settings
         self._epoch = epoch
@@ -304,9 +304,9 @@ class DispatcherCore:
             self._endings.send(attempt.address, pb.FromRouter(submit=submit))
 
     def _wait(self, follow: Follow, wait: Wait, reserved: set[str], now: float) -> None:
-        if wait.best is not None:
+        if not wait.hopeless:
             follow.tries.stranded_since = None
-            if self._books.queue.overdue(follow.entry, now):
+            if wait.best is not None and self._books.queue.overdue(follow.entry, now):
                 reserved.add(wait.best)
         elif not reserved:  # otherwise the worker it needs may be the reserved one
             if follow.tries.stranded_since is None:

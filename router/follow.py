@@ -21,7 +21,7 @@ from router.queue import Entry
 from router.requests import EndReason, Request, TokenEvent, TokenLogprob, Trace
 
 PREEMPTIONS_BEFORE_WORST_CASE = 2
-NO_PREFILL_BEFORE_LOCAL = 5
+NO_PREFILL_BEFORE_LOCAL = 3
 
 _ENDS: dict[str, EndReason | None] = {"": None, "eos": "eos", "stop": "stop", "length": "length"}
 
@@ -183,9 +183,15 @@ class Follow:
         if attempt.accepted:
             return
         attempt.accepted = True
-        self.tries.no_prefill = 0
         self.trace.attempts += 1
         self.trace.timings_ms.setdefault("placed", (now - attempt.submitted) * 1000)
+
+    def turned_away(self) -> None:
+        """No prefill worker would have it after all: the present attempt never began."""
+        self.tries.no_prefill += 1
+        if self._running().accepted:
+            self.trace.attempts -= 1
+            self.trace.prefill_worker = ""
 
     def on_prefill(self, message: PrefillOn) -> None:
         """Who computes the prompt. cached_tokens are those of the first attempt alone."""

@@ -122,21 +122,22 @@ class Hearing:
         return False
 
     def _on_no_prefill(self, worker: WorkerView, message: pb.NoPrefill, now: float) -> None:
-        """Everything is released there. The prefill workers asked are put last for a while."""
+        """Everything is released there. The prefill workers asked are left alone for a while."""
         found = self._find(worker, message.attempt)
         if found is None:
             return
         follow, attempt = found
         self._endings.counters["attempts_no_prefill"] += 1
+        follow.turned_away()
         self._books.release(follow)
         worker.health.accepted()
-        follow.tries.no_prefill += 1
         backoff = _FIRST_BACKOFF_S * 2.0 ** min(follow.tries.no_prefill, 6)
         delay = min(_MAX_BACKOFF_S, max(message.retry_after_s, backoff))
         for address in list(attempt.prefill.values())[:_ASKED_BY_DECODE]:
             prefill = self._books.workers.get(address)
-            if prefill is not None:  # still put last when this request is tried again
-                prefill.health.refused(1, 2 * delay, now)
+            if prefill is not None:
+                prefill.health.paused(message.retry_after_s, now)
+                follow.tries.avoid.add(prefill.epoch)
         self._endings.put_back(follow, now, delay_s=delay)
 
     def _on_refused(self, worker: WorkerView, message: pb.AttemptRefused, now: float) -> None:

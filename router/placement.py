@@ -17,7 +17,8 @@ all traffic to one worker (FAULTS P01). Equal costs are drawn at random, so many
 Decode must have room *now* (late binding). D prefills by itself when there is no prefill worker at all, when the
 request demands it, or when at most `local_max_tokens` positions are to be computed; a prefill worker is in the list
 only when protocol, layout and fingerprint are equal. A failing ("cooling") decode worker is chosen only when every
-other is failing too (F13); one on which this request already failed only when no other has room.
+other is failing too (F13); one on which this request already failed only when no other has room. A prefill worker that
+has just refused work ("cooling") gets none: who needs one then waits in the router, not in a decode worker's blocks.
 """
 
 import random
@@ -81,7 +82,7 @@ class Demand:
     worst_case: bool = False
     force_local: bool = False
     fingerprint: bytes | None = None
-    avoid: frozenset[int] = frozenset()  # epochs of workers where this request failed
+    avoid: frozenset[int] = frozenset()  # epochs of workers where this request failed or was turned away
 
     @property
     def tokens(self) -> int:
@@ -112,10 +113,11 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not now. `best` is the decode worker nearest to having room; None: no live worker could ever take it."""
+    """Not now. `best`: the decode worker nearest to having room. `hopeless`: no live worker could ever take it."""
 
     reason: str
-    best: str | None
+    best: str | None = None
+    hopeless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +130,22 @@ class NoPair:
 def place(demand: Demand, snapshot: Snapshot, rng: random.Random) -> Placement | Wait | NoPair:
     """Choose by the formula above. Changes nothing."""
     if not snapshot.decode:
-        return Wait("no decode worker is ready", None)
+        return Wait("no decode worker is ready", hopeless=True)
     paired = pairable(snapshot)
     if not paired:
         return NoPair(describe_mismatch(snapshot))
     able = [d for d in paired if _could_take(d, demand)]
     if not able:
-        return Wait("no live decode worker is large enough or has the weights this request began with", None)
+        return Wait("no live decode worker is large enough or has the weights this request began with", hopeless=True)
     healthy = [d for d in able if not d.cooling] or able
     roomy = [d for d in healthy if d.room_blocks >= demand.need_blocks(d.block_size)]
     if not roomy:
         return Wait("decode workers are full", max(healthy, key=lambda d: d.room_blocks).address)
     fresh = [d for d in roomy if d.epoch not in demand.avoid] or roomy
     rng.shuffle(fresh)
-    options = [_option(d, demand, snapshot, rng) for d in fresh]
+    options = [option for d in fresh if (option := _option(d, demand, snapshot, rng)) is not None]
+    if not options:
+        return Wait("prefill workers are busy")
     return min(options, key=lambda option: option.estimate_ms)
 
 
@@ -183,7 +187,8 @@ def _could_take(decode: WorkerLoad, demand: Demand) -> bool:
     return longest <= decode.max_context and demand.worst_blocks(decode.block_size) <= decode.num_blocks
 
 
-def _option(decode: WorkerLoad, demand: Demand, snapshot: Snapshot, rng: random.Random) -> Placement:
+def _option(decode: WorkerLoad, demand: Demand, snapshot: Snapshot, rng: random.Random) -> Placement | None:
+    """The request on this decode worker; None while every prefill worker it needs refuses work."""
     fitting = [
         p
         for p in snapshot.prefill
@@ -194,6 +199,8 @@ def _option(decode: WorkerLoad, demand: Demand, snapshot: Snapshot, rng: random.
     ranked = [] if demand.force_local else _rank(fitting, demand, rng)
     missing = max(1, demand.tokens - decode.cached_tokens)
     local = not ranked or missing <= demand.local_max_tokens
+    if not local and ranked[0].cooling:
+        return None
     if local:
         first_ms = _compute_ms(decode, demand)
     else:
@@ -205,7 +212,7 @@ def _option(decode: WorkerLoad, demand: Demand, snapshot: Snapshot, rng: random.
 def _rank(fitting: Sequence[WorkerLoad], demand: Demand, rng: random.Random) -> list[WorkerLoad]:
     shuffled = list(fitting)
     rng.shuffle(shuffled)
-    return sorted(shuffled, key=lambda p: (p.cooling, _compute_ms(p, demand)))
+    return sorted(shuffled, key=lambda p: (p.cooling, p.epoch in demand.avoid, _compute_ms(p, demand)))
 
 
 def _compute_ms(worker: WorkerLoad, demand: Demand) -> float:

@@ -82,6 +82,10 @@ class Health:
         wait = max(retry_after_s, 0.05 * 2.0 ** min(self.refusals - 1, 5))
         self.refused_until = now + min(2.0, wait)
 
+    def paused(self, retry_after_s: float, now: float) -> None:
+        """A prefill worker would take nothing: it is left alone until its hint is over."""
+        self.refused_until = now + min(2.0, max(0.05, retry_after_s))
+
     def accepted(self) -> None:
         self.refusals = 0
 

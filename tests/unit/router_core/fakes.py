@@ -168,7 +168,11 @@ class FakeWorker:
             refused = pb.AttemptRefused(attempt=submit.attempt, reason="full", free_blocks=self.free())
             self.out.append(pb.FromDecode(refused=refused))
         elif submit.prefill and self._happens(self.faults.no_prefill):
-            self.out.append(pb.FromDecode(no_prefill=pb.NoPrefill(attempt=submit.attempt, reason="busy")))
+            asked = pb.PrefillOn(attempt=submit.attempt, worker=submit.prefill[0].worker)
+            self.out.append(pb.FromDecode(prefill_on=asked))
+            self.out.append(
+                pb.FromDecode(no_prefill=pb.NoPrefill(attempt=submit.attempt, reason="busy", retry_after_s=0.2))
+            )
         else:
             self.works[submit.attempt] = work
             where = submit.prefill[0].worker if submit.prefill else "local"

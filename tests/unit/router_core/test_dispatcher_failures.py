@@ -151,7 +151,7 @@ def test_with_no_worker_left_everybody_who_waits_is_told() -> None:
     made = world()
     made.die("d0:1")
     clients = [made.ask(request(f"r{number}")) for number in range(SCAN + 4)]
-    for _ in range(30):
+    for _ in range(25):
         made.advance()
     assert not any(client.outcomes for client in clients)
     for _ in range(4):

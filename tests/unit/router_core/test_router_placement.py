@@ -113,11 +113,22 @@ def test_what_no_live_worker_could_ever_take_waits_for_none() -> None:
     nowhere = Snapshot((worker("d0", num_blocks=69, room_blocks=69),), ())
     result = place(LONG, nowhere, random.Random(0))
     assert isinstance(result, Wait)
-    assert result.best is None
+    assert result.hopeless
     pinned = place(replace(LONG, fingerprint=b"old weights"), Snapshot((worker("d0"),), ()), random.Random(0))
     assert isinstance(pinned, Wait)
-    assert pinned.best is None
-    assert place(LONG, Snapshot((), ()), random.Random(0)) == Wait("no decode worker is ready", None)
+    assert pinned.hopeless
+    assert place(LONG, Snapshot((), ()), random.Random(0)) == Wait("no decode worker is ready", hopeless=True)
+
+
+def test_prefill_workers_that_refuse_get_no_work_for_a_while() -> None:
+    busy = [worker("p0", cooling=True), worker("p1", cooling=True)]
+    waits = place(LONG, Snapshot((worker("d0"),), tuple(busy)), random.Random(0))
+    assert waits == Wait("prefill workers are busy")
+    assert chosen(SHORT, [worker("d0")], busy).local
+    assert chosen(replace(LONG, force_local=True), [worker("d0")], busy).local
+    turned_away = replace(LONG, avoid=frozenset({worker("p1").epoch}))
+    ranked = chosen(turned_away, [worker("d0")], [worker("p1"), worker("p2", queued_tokens=50)]).prefill
+    assert [p.name for p in ranked] == ["p2", "p1"]
 
 
 def test_a_failed_worker_is_avoided_where_another_has_room() -> None:
