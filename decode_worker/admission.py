@@ -1,9 +1,9 @@
 """Admission on a decode worker: an atomic reservation, a short wait line, proof of prefix hits (DESIGN §4.5).
 
-    1. check     what can never fit, or is malformed, is refused for good (the router checked too; we trust nobody)
-    2. reserve   match the prefix index, pin the hits, own every other block of prompt and first step, or nothing
-    3. wait      without room up to `wait_line` attempts wait, oldest arrival first; the rest is refused
-    4. prove     `verify: full` digests the hits again; a wrong one leaves the index, and the rest is computed afresh
+1. check     what can never fit, or is malformed, is refused for good (the router checked too; we trust nobody)
+2. reserve   match the prefix index, pin the hits, own every other block of prompt and first step, or nothing
+3. wait      without room up to `wait_line` attempts wait, oldest arrival first; the rest is refused
+4. prove     `verify: full` digests the hits again; a wrong one leaves the index, and the rest is computed afresh
 """
 
 from collections.abc import Callable

@@ -98,8 +98,6 @@ def spec(submit: Submit, index: int) -> SampleSpec:
     return SampleSpec(index, s.seed, s.temperature, s.top_p, s.top_k, s.logprobs)
 
 
-
-
 @dataclass(slots=True)
 class Timeline:
     """Marks of one hand-off, in seconds on this worker's clock."""

@@ -1,9 +1,9 @@
 """The server process of a decode worker: real streams and a real engine around the pure core.
 
-    1. start the engine and wait until its memory is touched and the model is loaded
-    2. listen: Session for routers, Watch for routers; dial Links to prefill workers
-    3. every event goes through the core; its effects are carried out at once
-    4. the engine ends, or a plan is overdue: tell everybody and leave; the supervisor starts a new life
+1. start the engine and wait until its memory is touched and the model is loaded
+2. listen: Session for routers, Watch for routers; dial Links to prefill workers
+3. every event goes through the core; its effects are carried out at once
+4. the engine ends, or a plan is overdue: tell everybody and leave; the supervisor starts a new life
 """
 
 from __future__ import annotations

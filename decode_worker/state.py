@@ -80,5 +80,3 @@ class State:
 def copy_owner(read_id: int) -> str:
     """Blocks under a copy belong to the copy as well, so that a cancel cannot free them under it."""
     return f"copy {read_id}"
-
-

@@ -92,7 +92,7 @@ class HandOff:
         Blocks that are here already, or under way, are ignored; an offer may come twice and in any order (FAULTS C09).
         """
         start, rest = divmod(first_position, self._block_size)
-        if rest or start + len(blocks) > len(self.keys):
+        if rest or start < 0 or start + len(blocks) > len(self.keys):
             self.outcomes["offer_out_of_range"] += 1
             return False
         for index, block in enumerate(blocks, start):

@@ -246,9 +246,7 @@ class PrefillCore:
         if blocks:
             last = job.next_offer == len(job.sequence.tokens) // self.block_size
             self.counters["blocks_offered"] += len(blocks)
-            offer = Offer(
-                attempt=job.message.attempt, first_position=start * self.block_size, blocks=blocks, last=last
-            )
+            offer = Offer(attempt=job.message.attempt, first_position=start * self.block_size, blocks=blocks, last=last)
             self._send(job.link, FromPrefill(offer=offer))
 
     def _first(self, job: Job, sampled: list[Sampled]) -> None:

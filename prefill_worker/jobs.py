@@ -61,5 +61,3 @@ def job_problem(job: JobMessage, *, vocab_size: int, max_context: int) -> str | 
     if job.sample_indices and not -1 <= s.logprobs <= vocab_size:
         return "logprobs is out of range"
     return None
-
-

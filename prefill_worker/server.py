@@ -1,9 +1,9 @@
 """The server process of a prefill worker: real streams and a real engine around the pure core.
 
-    1. start the engine and wait until its memory is touched and the model is loaded
-    2. listen: Link for decode workers, Watch for routers
-    3. every event goes through the core; its effects are carried out at once
-    4. the engine ends, or a plan is overdue: tell everybody and leave; the supervisor starts a new life
+1. start the engine and wait until its memory is touched and the model is loaded
+2. listen: Link for decode workers, Watch for routers
+3. every event goes through the core; its effects are carried out at once
+4. the engine ends, or a plan is overdue: tell everybody and leave; the supervisor starts a new life
 """
 
 from __future__ import annotations
@@ -128,9 +128,7 @@ async def serve(context: ProgramContext) -> None:
             num_blocks=core.books.num_blocks,
             block_size=layout.block_size,
         )
-        publisher = WatchPublisher(
-            watch_hello, core.books.keys, core.status, heartbeat_s=config.timing.heartbeat_s
-        )
+        publisher = WatchPublisher(watch_hello, core.books.keys, core.status, heartbeat_s=config.timing.heartbeat_s)
         worker = PrefillServer(core, engine, publisher, clock)
         link = service(link_pb2.DESCRIPTOR, "Link", link_pb2_grpc.add_LinkServicer_to_server, worker)
         server = make_server(config.host, 0, [link, publisher.service()], context.secret)

@@ -1,8 +1,8 @@
 """The router program: one dispatcher behind two doors, OpenAI HTTP and gRPC.
 
-    1. load the tokenizer and the chat template; open both doors (not ready yet)
-    2. find workers: the supervisor's list, and `seeds:` of the configuration
-    3. serve until told to stop: take nothing new, let streams end, leave
+1. load the tokenizer and the chat template; open both doors (not ready yet)
+2. find workers: the supervisor's list, and `seeds:` of the configuration
+3. serve until told to stop: take nothing new, let streams end, leave
 """
 
 from __future__ import annotations

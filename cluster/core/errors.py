@@ -1,17 +1,17 @@
 """Every error that Headrace raises on purpose. Foreign errors become one of these once, at the border.
 
-    HeadraceError
-    |- InvalidRequest          the client's fault: 4xx, never counts against a worker (I11)
-    |  |- ModelNotFound        404
-    |  `- Unauthenticated      401
-    |- Overloaded              429, with a hint when to come back
-    |- Unavailable             503: no worker can serve this now
-    |- DeadlineExceeded        504
-    |- RequestFailed           500: accepted, but could not be finished
-    |- ConfigError             the operator's fault: the message names the key
-    |- ModelError              a model that cannot be found, converted or served
-    |- TransferError           a peer, a read or a layout that does not fit
-    `- IntegrityError          our own books disagree: a bug, and the process must not go on
+HeadraceError
+|- InvalidRequest          the client's fault: 4xx, never counts against a worker (I11)
+|  |- ModelNotFound        404
+|  `- Unauthenticated      401
+|- Overloaded              429, with a hint when to come back
+|- Unavailable             503: no worker can serve this now
+|- DeadlineExceeded        504
+|- RequestFailed           500: accepted, but could not be finished
+|- ConfigError             the operator's fault: the message names the key
+|- ModelError              a model that cannot be found, converted or served
+|- TransferError           a peer, a read or a layout that does not fit
+`- IntegrityError          our own books disagree: a bug, and the process must not go on
 """
 
 

@@ -1,4 +1,6 @@
-"""Worker cores in one thread: real brains, real tracer engines on real memory, streams that are queues.
+"""Worker cores in one thread: real brains, real engines on real memory, streams that are queues.
+
+Engines run the tracer unless `model_factory` makes another model for the engine of a given name.
 
 Every queue keeps its own order; which queue moves next is drawn from a seed. Nothing waits and nothing sleeps, so one
 request takes about a millisecond and a failing seed replays exactly.
@@ -32,11 +34,13 @@ from engine.messages import (
     Poison,
     Read,
     ReadDone,
+    ReadFailed,
     Report,
     Step,
     TracerModel,
 )
-from engine.model.tracer import TracerModelRunner
+from engine.model.base import Model
+from engine.model.loader import load_model
 from engine.pool import HostMemory
 from engine.stepper import Stepper
 from prefill_worker.core import PrefillCore
@@ -44,16 +48,21 @@ from prefill_worker.effects import ToDecode
 from prefill_worker.effects import ToEngine as PrefillToEngine
 
 Deliver = Callable[[], None]
+ModelFactory = Callable[[str], Model]  # the name of an engine -> its model; each engine binds its own
 
 
 class FakeEngine:
-    """One engine's bytes: the real stepper, memory and tracer, driven message by message."""
+    """One engine's bytes: the real stepper, memory and model, driven message by message."""
 
     def __init__(
-        self, config: ClusterConfig, num_blocks: int, clock: ManualClock, memories: dict[str, HostMemory]
+        self,
+        config: ClusterConfig,
+        model: Model,
+        num_blocks: int,
+        clock: ManualClock,
+        memories: dict[str, HostMemory],
     ) -> None:
-        spec = TracerModel(**config.engine.tracer.model_dump())
-        self.model = TracerModelRunner(spec, config.engine.block_size)
+        self.model = model
         layout = self.model.layout
         self.memory = HostMemory(layout, num_blocks, 2 * config.handoff.slots, config.handoff.slot_bytes)
         self.memory.poison_all()
@@ -75,7 +84,9 @@ class FakeEngine:
         if isinstance(command, AddPeer):
             return PeerAdded(command.peer, False, 1.0)
         if isinstance(command, Read):
-            remote = self._memories[command.peer]
+            remote = self._memories.get(command.peer)
+            if remote is None:
+                return ReadFailed(command.id, "the peer is gone")
             at = 0
             for address, size in command.ranges:
                 offset = address - remote.pool_address
@@ -107,8 +118,17 @@ class Answer:
 class World:
     """Some prefill and decode workers and one router's view of them."""
 
-    def __init__(self, config: ClusterConfig, *, prefill: int = 1, decode: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        *,
+        prefill: int = 1,
+        decode: int = 1,
+        seed: int = 0,
+        model_factory: ModelFactory | None = None,
+    ) -> None:
         self.config = config
+        self._make_model = model_factory or self._tracer
         self.clock = ManualClock()
         self.random = random.Random(seed)
         self.queues: dict[str, deque[Deliver]] = defaultdict(deque)
@@ -125,8 +145,13 @@ class World:
 
     # -- building -------------------------------------------------------------------------------------------------
 
+    def _tracer(self, _: str) -> Model:
+        spec = TracerModel(**self.config.engine.tracer.model_dump())
+        return load_model(spec, self.config.engine.block_size, threads=1)
+
     def _engine(self, name: str, role: Any) -> FakeEngine:
-        engine = FakeEngine(self.config, self.config.num_blocks(role), self.clock, self.memories)
+        model = self._make_model(name)
+        engine = FakeEngine(self.config, model, self.config.num_blocks(role), self.clock, self.memories)
         self.engines[name] = engine
         self.memories[agent_name(name, 1)] = engine.memory
         return engine
@@ -263,8 +288,9 @@ class World:
         peer = effect.peer.rsplit("-", 1)[0]
 
         def deliver() -> None:
-            self.prefill[peer].from_decode(name, effect.message, self.clock.now())
-            self._prefill_effects(peer)
+            if peer in self.prefill:
+                self.prefill[peer].from_decode(name, effect.message, self.clock.now())
+                self._prefill_effects(peer)
 
         self.queues[f"{name}>{peer}"].append(deliver)
 
@@ -272,8 +298,12 @@ class World:
         peer = effect.address.worker
 
         def deliver() -> None:
-            self.prefill[peer].link_opened(name, self.decode[name].state.facts.identity)
-            self._prefill_effects(peer)
+            if peer in self.prefill:
+                self.prefill[peer].link_opened(name, self.decode[name].state.facts.identity)
+                self._prefill_effects(peer)
+            else:
+                self.decode[name].link_closed(effect.peer, "nobody answers", self.clock.now())
+                self._decode_effects(name)
 
         self.queues[f"{name}>{peer}"].append(deliver)
 
@@ -335,6 +365,23 @@ class World:
             for name, prefill in self.prefill.items():
                 prefill.tick(self.clock.now())
                 self._prefill_effects(name)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass while messages move."""
+        for _ in range(max(1, int(seconds * 10))):
+            self.tick(0.1)
+            self.run()
+
+    def kill_prefill(self, name: str) -> None:
+        """The worker is gone: nothing of it is delivered any more, reads from it fail, its links break."""
+        del self.prefill[name]
+        del self.memories[agent_name(name, 1)]
+        for lane, queue in self.queues.items():
+            if lane.startswith((name, f">{name}")):
+                queue.clear()
+        for decode, core in self.decode.items():
+            core.link_closed(agent_name(name, 1), "died", self.clock.now())
+            self._decode_effects(decode)
 
     def check_integrity(self) -> None:
         cores: list[DecodeCore | PrefillCore] = [*self.decode.values(), *self.prefill.values()]

@@ -1,4 +1,4 @@
-"""Random requests, random cancels, tiny pools, two workers of each kind: right tokens, nothing stuck, nothing leaked."""
+"""Random requests, random cancels, tiny pools, two workers of each kind: right tokens, nothing stuck or leaked."""
 
 import random
 from collections import Counter

@@ -133,9 +133,7 @@ def test_preempted_streams_go_on_elsewhere_with_the_same_tokens() -> None:
             elif answer.lost:
                 preempted += answer.lost.startswith("preempted")
                 del running[attempt]
-                again = world.submit(
-                    ids, 60, histories=[SampleState(emitted=done)], ignore_eos=True, preemptions=1
-                )
+                again = world.submit(ids, 60, histories=[SampleState(emitted=done)], ignore_eos=True, preemptions=1)
                 running[again] = (ids, done)
         world.tick(1)
     assert not running
