@@ -15,18 +15,17 @@ The one file that imports nixl. Every call it makes, and why, is explained in do
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from cluster.core.clock import Clock
 from cluster.core.errors import TransferError
 from engine.messages import PeerAdded, PeerFailed, ReadDone, ReadFailed
+from kv_transfer.transports.metadata import Metadata
 from kv_transfer.transports.ranges import check_read
 
 Bytes = NDArray[np.uint8]
@@ -41,38 +40,6 @@ _PROBES = 5  # about one TCP read in a hundred ends inside `transfer` by luck; a
 _TRANSPORTS = {"any": None, "tcp": "tcp,self", "shm": "cma,tcp,self", "rdma": "ib,self"}
 
 _log = logging.getLogger(__name__)
-
-
-class _Metadata(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a peer needs to read from us. Checked before NIXL sees it: told of a live peer, but in damaged bytes, NIXL
-    fails and forgets the live one (measured).
-    """
-
-    agent: str
-    pool_bytes: int  # how far a peer may read from our pool's address
-    nixl: bytes
-    digest: bytes
-
-    @staticmethod
-    def make(agent: str, pool_bytes: int, nixl: bytes) -> "_Metadata":
-        return _Metadata(agent, pool_bytes, nixl, _digest(nixl))
-
-    @staticmethod
-    def parse(raw: bytes, peer: str) -> "_Metadata":
-        """Raises TransferError unless these are whole and those of `peer`."""
-        try:
-            metadata = msgspec.msgpack.decode(raw, type=_Metadata)
-        except msgspec.MsgspecError as error:
-            raise TransferError(f"{len(raw)} bytes are not the metadata of an agent: {error}") from error
-        if metadata.digest != _digest(metadata.nixl) or metadata.pool_bytes < 1:
-            raise TransferError("the metadata are damaged")
-        if metadata.agent != peer:
-            raise TransferError(f"the metadata are those of {metadata.agent!r}")
-        return metadata
-
-
-def _digest(raw: bytes) -> bytes:
-    return blake2b(raw, digest_size=8).digest()
 
 
 @dataclass(slots=True)
@@ -104,7 +71,7 @@ class _Posted:
     handle: Any
     size: int
     started: float
-    failure: str | None = field(default=None)
+    failure: str | None = None
 
 
 class NixlTransport:
@@ -138,13 +105,13 @@ class NixlTransport:
         self._staging = staging
         try:
             self._register(pool)
-            metadata = _Metadata.make(self._agent, pool.nbytes, self._nixl.get_agent_metadata())
+            metadata = Metadata.make(self._agent, pool.nbytes, self._nixl.get_agent_metadata())
             # After the metadata was taken: what is registered now is ours alone, peers can read the pool only.
             self._register(staging)
             self._register(self._scratch)
         except self._errors as error:
             raise TransferError(f"cannot register memory: {_text(error)}") from error
-        return msgspec.msgpack.encode(metadata)
+        return metadata.pack()
 
     def add_peer(self, peer: str, metadata: bytes, pool_address: int) -> None:
         """See Transport. A peer that was there already is warmed and measured again."""
@@ -221,7 +188,7 @@ class NixlTransport:
 
     def _load(self, peer: str, raw: bytes) -> int:
         """Make NIXL know the peer. Returns the size of its pool; raises TransferError."""
-        metadata = _Metadata.parse(raw, peer)
+        metadata = Metadata.parse(raw, peer)
         try:
             self._nixl.add_remote_agent(metadata.nixl)
         except self._errors as error:
