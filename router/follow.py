@@ -208,6 +208,8 @@ class Follow:
         for name, seconds in (
             ("prefill", message.prefill_s),
             ("transfer", message.wire_s + message.verify_s),
+            ("transfer_wire", message.wire_s),
+            ("transfer_verify", message.verify_s),
             ("exposed_transfer", message.exposed_s),
             ("offer_wait", message.offer_wait_s),
         ):

@@ -5,6 +5,9 @@
 3. A failure after that is an error event, no `[DONE]`, and the connection is closed in mid-body: no client can take
    the answer for a whole one.
 4. A client that leaves at any moment cancels the work (FAULTS R13). Exactly one outcome is counted (metrics.py).
+
+A stream's headers are gone before its timings are known. With `x-headrace-trace: 1` in the request they come as SSE
+comments before `[DONE]`, which clients ignore.
 """
 
 import asyncio
@@ -49,9 +52,10 @@ class Shape(Protocol):
 class Reply:
     """The answer to one HTTP request: remembers whether its headers went out."""
 
-    def __init__(self, send: Send, public_id: str) -> None:
+    def __init__(self, send: Send, public_id: str, *, traced: bool = False) -> None:
         self._send = send
         self._public_id = public_id
+        self.traced = traced
         self.started = False
 
     async def whole(self, status: int, body: bytes, headers: dict[str, str]) -> None:
@@ -84,7 +88,8 @@ class InferenceEndpoint:
         self._body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(send, public_id := _public_id(scope))
+        traced = (b"x-headrace-trace", b"1") in scope["headers"]
+        reply = Reply(send, public_id := _public_id(scope), traced=traced)
         try:
             with self._front.metrics.call(self._api) as call:
                 settings = self._front.settings
@@ -118,6 +123,8 @@ class InferenceEndpoint:
         # Only now, with the context left, are usage and trace complete.
         if body.stream:
             ending = sse.event(shape.usage_chunk(generation.usage)) if body.include_usage else b""
+            if reply.traced:
+                ending += b"".join(sse.comment(f"{k}: {v}") for k, v in trace_headers(generation.trace).items())
             await reply.write(ending + sse.DONE, more=False)
         else:
             answer = orjson.dumps(shape.whole(samples, generation.usage))

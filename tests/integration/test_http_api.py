@@ -54,6 +54,24 @@ async def test_chat_stream_with_usage() -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+async def test_a_stream_tells_its_timings_to_those_who_ask() -> None:
+    body = {"model": MODEL, "prompt": "x", "stream": True}
+    async with serve(FakeDispatcher(say(TEXT))) as served, httpx.AsyncClient(base_url=served.url) as client:
+        asked = await client.post("/v1/completions", json=body, headers={"x-headrace-trace": "1"})
+        plain = await client.post("/v1/completions", json=body)
+        async with served.openai() as official:
+            stream = await official.completions.create(
+                model=MODEL, prompt="x", stream=True, extra_headers={"x-headrace-trace": "1"}
+            )
+            chunks = [chunk async for chunk in stream]
+    comments = [line for line in asked.text.splitlines() if line.startswith(":")]
+    assert ": x-headrace-timings-ms: e2e=1.000" in comments
+    assert ": x-headrace-kv-bytes: 4096" in comments
+    assert asked.text.endswith("\n\ndata: [DONE]\n\n")
+    assert not [line for line in plain.text.splitlines() if line.startswith(":")]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == TEXT
+
+
 @pytest.mark.parametrize("per_event", [1, 2, 7, 100])
 @pytest.mark.parametrize("stop", [None, "你", ["s 🗼", ", x"], ["P"]])
 async def test_streams_equal_whole_answers(per_event: int, stop: list[str] | str | None) -> None:

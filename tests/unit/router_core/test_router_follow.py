@@ -186,6 +186,8 @@ def test_the_trace_tells_the_first_attempt_and_adds_up_bytes() -> None:
             "placed": 250,
             "prefill": 500,
             "transfer": 500,
+            "transfer_wire": 200,
+            "transfer_verify": 300,
             "exposed_transfer": 400,
             "offer_wait": 100,
         }
