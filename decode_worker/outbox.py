@@ -21,14 +21,10 @@ class Outbox:
         self._last = float("-inf")
         self._urgent = False
 
-    def add(self, attempt: str, index: int, offset: int, sampled: Sampled, end: str) -> None:
-        """One token of a sample. First tokens and ends leave at once."""
-        logprob = logprob_message(sampled)
-        self.add_token(attempt, index, offset, sampled.token, logprob, end)
-
     def add_token(
         self, attempt: str, index: int, offset: int, token: int, logprob: TokenLogprob | None, end: str
     ) -> None:
+        """One token of a sample. First tokens and ends leave at once."""
         run = self._runs.get((attempt, index))
         if run is None:
             run = self._runs[attempt, index] = TokenRun(attempt=attempt, index=index, offset=offset)
@@ -37,18 +33,6 @@ class Outbox:
             run.logprobs.append(logprob)
         run.end = end
         self._urgent = self._urgent or offset == 0 or bool(end)
-
-    def end(self, attempt: str, index: int, offset: int, reason: str) -> None:
-        """The end of a sample that came without a token."""
-        run = self._runs.get((attempt, index))
-        if run is None:
-            run = self._runs[attempt, index] = TokenRun(attempt=attempt, index=index, offset=offset)
-        run.end = reason
-        self._urgent = True
-
-    def drop(self, attempt: str) -> None:
-        """Nobody wants this attempt's tokens any more."""
-        self._runs = {key: run for key, run in self._runs.items() if key[0] != attempt}
 
     def due(self, now: float) -> float | None:
         """When `flush` would give something, or None when nothing waits."""
