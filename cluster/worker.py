@@ -9,13 +9,13 @@ from typing import Protocol
 
 from cluster.core.clock import Clock
 from cluster.core.config import ClusterConfig
+from cluster.core.protocol import PROTOCOL
 from cluster.models.store import default_cache, resolve
 from cluster.program import ProgramContext
 from cluster.rpc import RpcServer
 from cluster.stubs.common_pb2 import Layout, WorkerIdentity
 from cluster.watch import WatchPublisher
 
-PROTOCOL = 1
 TICK_S = 0.1
 DRAIN_S = 8.0
 

@@ -10,8 +10,6 @@ from decode_worker.effects import Dial, HangUp
 from decode_worker.state import State
 from engine.messages import AddPeer, DropPeer, PeerAdded, PeerFailed
 
-PROTOCOL = 1
-
 
 class LinkState(Enum):
     DIALLING = auto()

@@ -20,6 +20,7 @@ from cluster.core.errors import (
     Overloaded,
     Unavailable,
 )
+from cluster.core.protocol import PROTOCOL
 from cluster.stubs import session_pb2 as pb
 from cluster.stubs.watch_pb2 import WatchEvent
 from router.books import Books
@@ -40,7 +41,7 @@ from router.hearing import Hearing
 from router.placement import NoPair, Snapshot, Wait, place
 from router.queue import SCAN
 from router.requests import Limits, Request, Trace
-from router.workers import PROTOCOL, WorkerView
+from router.workers import WorkerView
 
 _MAX_BACKOFF_S = 2.0
 _FIRST_BACKOFF_S = 0.05

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field, replace
 
 from cluster.core.errors import Unavailable
 from cluster.core.keys import KEY_BYTES, BlockKey
+from cluster.core.protocol import PROTOCOL
 from cluster.stubs.watch_pb2 import Status, WatchEvent, WatchHello
 from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pairable
 from router.requests import Limits
 
-PROTOCOL = 1
 CONFIRM_FACTOR = 2  # silence on every stream of this many times suspect_s is a loss
 
 KeysOf = Callable[[Shape], list[BlockKey]]

@@ -16,6 +16,7 @@ from cluster.core.clock import SystemClock
 from cluster.core.config import RouterSettings, TimingSettings
 from cluster.core.errors import IntegrityError, Overloaded, RequestFailed, Unavailable
 from cluster.core.ids import new_epoch
+from cluster.core.protocol import PROTOCOL
 from cluster.rpc import RpcServer, make_server, service
 from cluster.stubs import session_pb2 as pb
 from cluster.stubs import session_pb2_grpc, watch_pb2, watch_pb2_grpc
@@ -24,7 +25,6 @@ from cluster.stubs.watch_pb2 import Snapshot, Status, WatchEvent, WatchHello, Wa
 from router.dispatcher import DispatcherCore
 from router.requests import Request
 from router.runtime import MAX_HELD_IDS, RouterRuntime
-from router.workers import PROTOCOL
 
 SECRET = "0123456789abcdef"
 PATIENCE_S = 10.0

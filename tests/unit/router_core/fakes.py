@@ -4,11 +4,11 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
+from cluster.core.protocol import PROTOCOL
 from cluster.stubs import session_pb2 as pb
 from cluster.stubs.common_pb2 import Layout, WorkerIdentity
 from cluster.stubs.watch_pb2 import Snapshot, Status, WatchEvent, WatchHello
 from router.requests import Request
-from router.workers import PROTOCOL
 
 BLOCK = 4
 
