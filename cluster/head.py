@@ -8,6 +8,7 @@
 
 import argparse
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -24,11 +25,6 @@ ALREADY_RUNNING = 3
 _log = logging.getLogger(__name__)
 
 
-def encode_status(status: ClusterStatus) -> bytes:
-    """One line of the relay."""
-    return msgspec.json.encode(status) + b"\n"
-
-
 def main() -> int:
     """Returns 0 after an orderly stop, 3 when the cluster runs already, 1 otherwise."""
     parser = argparse.ArgumentParser(description="Headrace: the head process of a cluster")
@@ -42,11 +38,13 @@ def main() -> int:
         _log.error("the cluster is running already")
         return ALREADY_RUNNING
 
-    def tell(status: ClusterStatus) -> None:
-        sys.stdout.buffer.write(encode_status(status))
-        sys.stdout.buffer.flush()
+    relay = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # Ray prints to stdout; that belongs into the log
 
-    with lock:
+    def tell(status: ClusterStatus) -> None:
+        relay.write(msgspec.json.encode(status) + b"\n")
+
+    with lock, relay:
         try:
             return Head(run_dir, msgspec.json.decode(options.modules, type=dict[Role, str])).run(
                 tell, tied=options.tied

@@ -13,10 +13,9 @@ statuses, counts and member lists passes through Ray: no token and no KV byte.
 import asyncio
 import functools
 import logging
-import shutil
+import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -189,7 +188,6 @@ class Head:
         self._run_dir = run_dir
         self._layout = Layout(str(run_dir.folder), dict(modules))
         self._ended = threading.Event()
-        self._scratch = tempfile.mkdtemp(prefix="headrace-")  # short: Ray's sockets lie below it
 
     def run(self, tell: Answer, *, tied: bool) -> int:
         """Start, relay every status to `tell`, wait for the end, stop everything. Returns the exit code."""
@@ -205,9 +203,8 @@ class Head:
             self._ended.wait()
             return self._stop(controller)
         finally:
-            self._run_dir.address_file.unlink(missing_ok=True)
             ray.shutdown()
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._run_dir.clear_ray()
 
     def _start_ray(self, config: ClusterConfig) -> None:
         common = {"namespace": config.name, "log_to_driver": False, "logging_level": "warning"}
@@ -220,7 +217,7 @@ class Head:
                 object_store_memory=_OBJECT_STORE_BYTES,
                 include_dashboard=False,
                 resources={f"headrace_{role}": _PROGRAMS_PER_NODE for role in self._layout.modules},
-                _temp_dir=self._scratch,
+                _temp_dir=str(self._run_dir.ray_folder()),
                 **common,
             )
         self._run_dir.address_file.write_text(context.address_info["gcs_address"], encoding="utf-8")
@@ -247,7 +244,7 @@ class Head:
 
     def _follow_stdin(self) -> None:
         """Tied to `up`: its end is ours, however it ends."""
-        while sys.stdin.buffer.read(4096):
+        while os.read(0, 4096):  # not sys.stdin, whose lock this thread would still hold when the interpreter leaves
             continue
         self._ended.set()
 

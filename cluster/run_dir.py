@@ -7,6 +7,8 @@ logs/         one file per program                    lock          held by the 
 
 import fcntl
 import os
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -44,6 +46,10 @@ class RunDir:
         """Ray's address, while it runs."""
         return self.folder / "ray_address"
 
+    @property
+    def _ray_folder_file(self) -> Path:
+        return self.folder / "ray_folder"
+
     def log_file(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
 
@@ -56,7 +62,7 @@ class RunDir:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.folder / "logs").mkdir(exist_ok=True)
             self.desired_file.unlink(missing_ok=True)
-            self.address_file.unlink(missing_ok=True)
+            self.clear_ray()
             create_secret(self.token_file)
             if secret is not None:
                 store_secret(self.secret_file, secret)
@@ -79,6 +85,19 @@ class RunDir:
     def ray_address(self) -> str | None:
         """Where Ray answers; None when nothing runs."""
         return self.address_file.read_text(encoding="utf-8") if self.address_file.exists() else None
+
+    def ray_folder(self) -> Path:
+        """A new folder for Ray's sockets and logs, below the system's temporary one: socket paths must be short."""
+        folder = Path(tempfile.mkdtemp(prefix="headrace-"))
+        self._ray_folder_file.write_text(str(folder), encoding="utf-8")
+        return folder
+
+    def clear_ray(self) -> None:
+        """Forget a Ray that has ended, however it did."""
+        self.address_file.unlink(missing_ok=True)
+        if self._ray_folder_file.exists():
+            shutil.rmtree(self._ray_folder_file.read_text(encoding="utf-8"), ignore_errors=True)
+            self._ray_folder_file.unlink(missing_ok=True)
 
     def hold(self) -> IO[str] | None:
         """Take the lock and write our pid into it; None when another process has it. Closing the file lets it go."""

@@ -11,6 +11,7 @@ MARK = "HEADRACE_TEST_SESSION"
 """Set in our environment, so that every process started from here carries it, however it detaches itself."""
 
 _session_id = uuid.uuid4().hex
+_started = psutil.Process().create_time()
 _PATIENCE_S = 5.0
 
 
@@ -33,12 +34,15 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _ours() -> Iterator[psutil.Process]:
+    """Processes that carry our mark, and Ray's orphans, which overwrite their environment with their title."""
     for process in psutil.process_iter():
         try:
+            command = " ".join(process.cmdline())
             marked = process.environ().get(MARK) == _session_id
+            orphan = command.startswith("ray::") and process.ppid() == 1 and process.create_time() > _started
         except (psutil.Error, OSError):  # gone meanwhile, or somebody else's
             continue
-        if marked and process.pid != os.getpid() and "resource_tracker" not in " ".join(process.cmdline()):
+        if (marked or orphan) and process.pid != os.getpid() and "resource_tracker" not in command:
             yield process
 
 

@@ -1,0 +1,251 @@
+"""`headrace`: bring a cluster up and down, look at it, ask it, fetch models. Errors are one readable line."""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cluster.cli import ask as asking
+from cluster.cli.show import routers, show_urls, status_json, status_table
+from cluster.cli.start import (
+    Started,
+    ensure_model,
+    pull_model,
+    running_cluster,
+    start_cluster,
+    stop_running,
+)
+from cluster.config import cache_home_from_environment, export_to_libraries, load_config
+from cluster.controller import ClusterStatus
+from cluster.core.config import ClusterConfig
+from cluster.core.errors import ConfigError, HeadraceError
+from cluster.models.store import default_cache, list_models
+from cluster.pipe import ROLES
+from cluster.ray_environment import ray_environment
+from cluster.run_dir import RunDir, default_root
+
+if TYPE_CHECKING:
+    from cluster.ray_launcher import Client
+
+FIRST_QUESTION = "What is the capital of France?"
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+model = typer.Typer(no_args_is_help=True, help="Models on this machine.")
+app.add_typer(model, name="model")
+
+File = Annotated[Path | None, typer.Option("--file", "-f", help="cluster.yaml; defaults apply without one")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value, for example engine.dtype=float32")]
+Root = Annotated[Path | None, typer.Option("--root", help="where run directories are (~/.headrace)")]
+Name = Annotated[str, typer.Option("--name", help="which cluster")]
+Text = Annotated[str, typer.Argument(help="what to ask")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens")]
+Temperature = Annotated[float | None, typer.Option("--temperature")]
+
+
+def _out() -> Console:
+    return Console()
+
+
+def _err() -> Console:
+    return Console(stderr=True)
+
+
+def _run_dir(root: Path | None, name: str) -> RunDir:
+    return RunDir((root or default_root()).expanduser().resolve() / name)
+
+
+@app.command()
+def up(
+    file: File = None,
+    settings: Settings = None,
+    root: Root = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="return when it is ready")] = False,
+    question: Annotated[str | None, typer.Option("--ask", help="ask one question when it is ready")] = None,
+) -> None:
+    """Start a cluster. Stays in the foreground until Ctrl-C, then shuts everything down, unless detached."""
+    config = load_config(file, settings or ())
+    run_dir = _run_dir(root, config.name)
+    config = ensure_model(config, _err())
+    if not detach:
+        _foreground(config, run_dir, question)
+        return
+    started = start_cluster(config, run_dir, _err(), tied=False)
+    show_urls(started.status, _out())
+    _ask_first(started.status, question)
+
+
+@app.command()
+def run(
+    file: File = None,
+    settings: Settings = None,
+    root: Root = None,
+    question: Annotated[str, typer.Option("--ask")] = FIRST_QUESTION,
+) -> None:
+    """Start a cluster, ask it one question, show the answer with its timings, stay until Ctrl-C."""
+    config = load_config(file, settings or ())
+    _foreground(ensure_model(config, _err()), _run_dir(root, config.name), question)
+
+
+@app.command()
+def down(name: Name = "headrace", root: Root = None) -> None:
+    """Stop a cluster: every program in order, then Ray."""
+    stopped = stop_running(_run_dir(root, name))
+    _out().print(f"{name} is stopped" if stopped else f"{name} was not running")
+
+
+@app.command()
+def status(
+    name: Name = "headrace",
+    root: Root = None,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """What runs, where, and since how many restarts. Exit code 1 when not everything is ready."""
+    now = _status(_run_dir(root, name))
+    if as_json:
+        print(status_json(now))
+    else:
+        _out().print(status_table(now))
+        if now.problem:
+            _err().print(f"[red]{escape(now.problem)}[/]")
+    if not now.ready:
+        raise typer.Exit(1)
+
+
+@app.command()
+def scale(
+    role: Annotated[str, typer.Argument(help="prefill, decode or router")],
+    count: Annotated[int, typer.Argument(min=0)],
+    name: Name = "headrace",
+    root: Root = None,
+) -> None:
+    """Change how many programs of a role there should be; what has to go drains first."""
+    if role not in ROLES:
+        raise ConfigError(f"{role!r} is no role: it is one of {', '.join(ROLES)}")
+    with _client(_run_dir(root, name)) as client:
+        client.scale(role, count)
+    _out().print(f"{role}: {count} wanted")
+
+
+@app.command()
+def generate(
+    text: Text,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    raw: Annotated[bool, typer.Option("--raw", help="no chat template")] = False,
+    name: Name = "headrace",
+    root: Root = None,
+    address: Annotated[str | None, typer.Option("--address", help="host:port of a router's gRPC server")] = None,
+) -> None:
+    """Ask one question over gRPC and stream the answer."""
+    _ask(asking.Question(text, raw, max_tokens, temperature), address or _router_address(_run_dir(root, name)))
+
+
+@model.command("pull")
+def model_pull(name: Annotated[str, typer.Argument(help="a known model; see `headrace model list`")]) -> None:
+    """Fetch a known model and convert it to a Hugging Face folder in the user's cache."""
+    _out().print(str(pull_model(name, _err())), soft_wrap=True)
+
+
+@model.command("list")
+def model_list() -> None:
+    """The known models, and which are here."""
+    table = Table("name", "size", "licence", "what it is", box=None)
+    for each in list_models(default_cache(cache_home_from_environment())):
+        size = f"{each.size_bytes / 1e6:.0f} MB" if each.folder else "not pulled"
+        table.add_row(each.name, size, each.licence, each.description)
+    _out().print(table)
+
+
+def _foreground(config: ClusterConfig, run_dir: RunDir, question: str | None) -> None:
+    """Up, ask, wait for Ctrl-C or SIGTERM, down. Raises StartFailed when the cluster ends by itself."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with running_cluster(config, run_dir, _err()) as started:
+            show_urls(started.status, _out())
+            _ask_first(started.status, question)
+            _out().print("Ctrl-C stops it.", style="dim")
+            code = _wait_for_end(started)
+    except KeyboardInterrupt:
+        return
+    raise HeadraceError(f"the cluster ended by itself ({code}); see {run_dir.log_file('head')}")
+
+
+def _wait_for_end(started: Started) -> int:
+    """Blocks while the cluster runs; what it relays meanwhile is read and dropped, so that it never waits for us."""
+    assert started.head.stdout is not None
+    threading.Thread(target=started.head.stdout.read, daemon=True).start()
+    return started.head.wait()
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _ask_first(now: ClusterStatus, question: str | None) -> None:
+    if question is None:
+        return
+    if not (ready := routers(now)):
+        raise ConfigError("router.replicas: there is no router to ask")
+    _out().print(f"\n[bold]{escape(question)}[/]")
+    _ask(asking.Question(question, temperature=0.0, max_tokens=128), ready[0].address)
+
+
+def _ask(question: asking.Question, address: str) -> None:
+    def write(piece: str) -> None:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    answer = asking.ask(question, address, write)
+    write("\n")
+    asking.show_timings(answer, _err())
+
+
+def _router_address(run_dir: RunDir) -> str:
+    """From the configuration where it fixes the port (a Ray client takes seconds to connect), else from the cluster."""
+    config = run_dir.config()
+    if config.router.grpc_port and config.router.replicas == 1:
+        return f"{config.router.host}:{config.router.grpc_port}"
+    if not (ready := routers(_status(run_dir))):
+        raise HeadraceError("no router is ready; see `headrace status`")
+    return ready[0].address
+
+
+def _status(run_dir: RunDir) -> ClusterStatus:
+    with _client(run_dir) as client:
+        return client.status()
+
+
+@contextmanager
+def _client(run_dir: RunDir) -> Iterator["Client"]:
+    if run_dir.holder() is None:
+        raise HeadraceError(f"{run_dir.folder.name} is not running; `headrace up` starts it")
+    # Ray reads its settings when it is imported, so they are set first; and no other command should wait for it.
+    export_to_libraries(ray_environment(run_dir, local=run_dir.config().ray.address is None))
+    from cluster.ray_launcher import Client
+
+    client = Client(run_dir)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def main() -> None:
+    """The entry point: whatever goes wrong is one line on stderr and an exit code that is not 0."""
+    try:
+        app()  # handles its own usage errors, and always leaves by SystemExit
+    except HeadraceError as error:
+        _err().print(f"[bold red]headrace:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

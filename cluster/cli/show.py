@@ -1,0 +1,39 @@
+"""A cluster's status for people (a table) and for programs (JSON)."""
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from cluster.controller import ClusterStatus
+from cluster.pipe import Ready
+
+_COLOUR = {"ready": "green", "starting": "yellow", "waiting": "red", "stopped": "dim"}
+
+
+def routers(status: ClusterStatus) -> list[Ready]:
+    """The routers that can take calls."""
+    return [program.ready for program in status.programs if program.role == "router" and program.ready is not None]
+
+
+def status_table(status: ClusterStatus) -> Table:
+    """One line a program."""
+    table = Table("program", "state", "address", "processes", "restarts", box=None)
+    for program in status.programs:
+        ready = program.ready
+        state = "stopping" if program.name in status.stopping else program.state
+        address = (ready.http or ready.address) if ready else f"last exit code {program.last_exit}"
+        pids = ", ".join(map(str, ready.pids)) if ready else str(program.pid or "-")
+        colour = _COLOUR.get(state, "yellow")
+        table.add_row(program.name, f"[{colour}]{state}[/]", address, pids, str(program.restarts))
+    return table
+
+
+def status_json(status: ClusterStatus) -> str:
+    """Everything there is, in stable order."""
+    return msgspec.json.format(msgspec.json.encode({"ready": status.ready, **msgspec.to_builtins(status)})).decode()
+
+
+def show_urls(status: ClusterStatus, console: Console) -> None:
+    """Where clients go."""
+    for router in routers(status):
+        console.print(f"[bold green]{router.name}[/] is ready: HTTP {router.http or '-'}  gRPC {router.address}")
