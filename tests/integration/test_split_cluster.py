@@ -1,0 +1,67 @@
+"""Random load on the real stack: no wrong token, nothing stuck, nothing leaked, whoever leaves when (FAULTS R13)."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.asks import End, GrpcClient, ask_http, random_ask, random_leave
+from tests.integration.stack import Stack, config, stack
+
+TOGETHER = 24  # requests in flight: more than the pools hold, so that some wait and some are pre-empted
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with stack(config(), tmp_path_factory.mktemp("split")) as cluster:
+        yield cluster
+
+
+async def load(running: Stack, requests: int, seed: str, *, leaving: float) -> Counter[End]:
+    """Send `requests` random requests, TOGETHER at a time. Returns how they ended; every answer has been judged."""
+    rng = random.Random(seed)
+    plan = [(random_ask(rng), random_leave(rng) if rng.random() < leaving else None) for _ in range(requests)]
+    waiting = iter(plan)
+    ends: Counter[End] = Counter()
+
+    async with GrpcClient(running) as client:
+
+        async def work() -> None:
+            for ask, leave in waiting:
+                outcome = await (ask_http(running, ask, leave) if ask.api == "http" else client.ask(ask, leave))
+                assert outcome.end is not End.ERROR, (ask, outcome)
+                ends[outcome.end] += 1
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(TOGETHER):
+                group.create_task(work())
+        await running.quiet()
+    return ends
+
+
+async def check_random_load(running: Stack, requests: int, seed: str) -> None:
+    pids = running.pids()
+    before = await running.counters()
+    async with asyncio.timeout(requests * 0.5):
+        ends = await load(running, requests, seed, leaving=0.3)
+    assert ends[End.OK] > requests / 2
+    assert ends[End.LEFT] > requests / 5
+    after = await running.counters()
+    grown = {name: value - before.get(name, 0) for name, value in after.items()}
+    assert not grown.get("prefix_hit_corrupt"), grown
+    assert not grown.get("digest_mismatch"), grown
+    assert not {name for name in grown if name.startswith("outcome_")} - {"outcome_ok", "outcome_cancelled"}, grown
+    for what in ("handoffs", "prefill_local", "attempts_cancelled", "attempts_preempted", "prefix_hit_tokens"):
+        assert grown.get(what), f"this load never saw {what}: {grown}"
+    assert running.pids() == pids
+
+
+async def test_random_load(running: Stack) -> None:
+    await check_random_load(running, 300, "quick")
+
+
+@pytest.mark.verify
+async def test_two_thousand_random_requests(running: Stack) -> None:
+    await check_random_load(running, 2500, "long")
