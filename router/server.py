@@ -20,7 +20,7 @@ from cluster.core.config import RouterSettings
 from cluster.core.errors import ConfigError
 from cluster.core.ids import new_epoch
 from cluster.program import ProgramContext
-from cluster.rpc import make_server, service
+from cluster.rpc import RpcServer, make_server, service
 from cluster.stubs import inference_pb2, inference_pb2_grpc
 from cluster.worker import model_folder
 from router.dispatcher import DispatcherCore
@@ -32,6 +32,7 @@ from router.front.model_text import load_model_text
 from router.runtime import RouterRuntime
 
 STOP_GRACE_S = 8
+HEALTH_S = 0.2
 
 
 class _HttpServer(uvicorn.Server):
@@ -73,15 +74,21 @@ def _bind(settings: RouterSettings) -> socket.socket:
     return sock
 
 
-async def serve(context: ProgramContext) -> None:
-    """Run one life of a router until `context.stopping`. Raises ConfigError, ModelError."""
-    config, clock, epoch = context.config, SystemClock(), new_epoch()
+async def _assemble(context: ProgramContext, epoch: int) -> tuple[RouterRuntime, FrontDoor]:
+    """The dispatcher and the front door before it. Raises ModelError."""
+    config, clock = context.config, SystemClock()
     folder = model_folder(config)
     text = await asyncio.to_thread(load_model_text, Path(folder) if folder else None)
     core = DispatcherCore(config.router, config.timing, epoch, random.Random())
     runtime = RouterRuntime(core, clock, epoch=epoch, secret=context.secret)
-    registry = CollectorRegistry()
-    front = FrontDoor(config.router, config.model_name, text, runtime, clock, FrontMetrics(registry, clock))
+    metrics = FrontMetrics(CollectorRegistry(), clock)
+    return runtime, FrontDoor(config.router, config.model_name, text, runtime, clock, metrics)
+
+
+async def serve(context: ProgramContext) -> None:
+    """Run one life of a router until `context.stopping`. Raises ConfigError, ModelError."""
+    config, epoch = context.config, new_epoch()
+    runtime, front = await _assemble(context, epoch)
     inference = service(
         inference_pb2.DESCRIPTOR,
         "Inference",
@@ -102,23 +109,24 @@ async def serve(context: ProgramContext) -> None:
         )
     )
     await rpc.start()
-    await rpc.set_serving(True)
-    serving = asyncio.ensure_future(runtime.serve())
+    serving: asyncio.Future[None] = asyncio.ensure_future(runtime.serve())
     members = asyncio.ensure_future(_follow_members(context, runtime))
+    health = asyncio.ensure_future(_tell_health(runtime, rpc))
     doors = asyncio.ensure_future(http.run_until(context.stopping, sock))
+    working = (serving, members, health, doors)
     try:
         await http.listening.wait()
         host, port = sock.getsockname()[:2]
         context.report_ready(address=rpc.address, epoch=epoch, http=f"http://{host}:{port}")
-        await asyncio.wait({serving, members, doors}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (serving, members, doors):
+        await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+        for task in working:
             if task.done():
                 task.result()
         await rpc.stop(STOP_GRACE_S)
     finally:
-        for task in (members, serving, doors):
+        for task in working:
             task.cancel()
-        await asyncio.gather(members, serving, doors, return_exceptions=True)
+        await asyncio.gather(*working, return_exceptions=True)
         await rpc.stop(0)
 
 
@@ -127,3 +135,13 @@ async def _follow_members(context: ProgramContext, runtime: RouterRuntime) -> No
     async for members in context.members.updates():
         workers = [m.address for m in members if m.role != "router"]
         runtime.set_members([*context.config.seeds, *workers])
+
+
+async def _tell_health(runtime: RouterRuntime, rpc: RpcServer) -> None:
+    """gRPC health says SERVING exactly while a request could be placed: the same truth as /ready."""
+    told = False
+    while True:
+        if (ready := runtime.ready()) != told:
+            told = ready
+            await rpc.set_serving(ready)
+        await asyncio.sleep(HEALTH_S)
