@@ -35,7 +35,15 @@ from cluster.run_dir import RunDir, default_root
 if TYPE_CHECKING:
     from cluster.ray_launcher import Client
 
-FIRST_QUESTION = "What is the capital of France?"
+FIRST_QUESTION = (
+    "A water mill needs a steady stream. A weir across the river holds the water back, and an open channel called the "
+    "headrace leads it from the weir to the wheel. The wheel turns the millstones, and the water leaves through a "
+    "second channel, the tailrace, and joins the river again below the mill. When the river is low, the miller closes "
+    "a gate in the headrace and waits until the pond behind the weir has filled. "
+    "In one sentence: what does the headrace do?"
+)
+"""Long enough (`router.local_max_tokens`) that a decode worker does not simply prefill it by itself."""
+
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 model = typer.Typer(no_args_is_help=True, help="Models on this machine.")
