@@ -126,7 +126,7 @@ def _listed(model: KnownModel, cache: Path) -> ListedModel:
 
 def _known_folder(model: KnownModel, cache: Path) -> Path:
     if not is_pulled(model, cache):
-        raise ModelError(f"the model {model.name!r} is not in {cache}; fetch it with `headrace model pull {model.name}`")
+        raise ModelError(f"the model {model.name!r} is not in {cache}; `headrace model pull {model.name}` fetches it")
     return cache / model.name
 
 

@@ -59,7 +59,7 @@ def test_a_known_name_is_its_converted_folder(tmp_path: Path, tiny_model: KnownM
 
 
 def test_a_known_name_that_was_not_pulled_says_how(tmp_path: Path, tiny_model: KnownModel) -> None:
-    with pytest.raises(ModelError, match="`headrace model pull tiny`"):
+    with pytest.raises(ModelError, match="`headrace model pull tiny` fetches it"):
         resolve("tiny", tmp_path, known={"tiny": tiny_model}, from_hub=_no_hub)
 
 
