@@ -1,6 +1,7 @@
 # Everything a user, a developer and CI run. CI calls `check` and `test` and nothing else.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP_ARGS ?=
 STAMP := .venv/.installed
 PROTOS := common session link watch inference
 
@@ -42,5 +43,5 @@ clean: ## remove the virtual environment and every cache in this folder
 $(STAMP): pyproject.toml requirements.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock pip
-	$(BIN)/python -m pip install --disable-pip-version-check -c requirements.lock -e '.[test,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c requirements.lock -e '.[test,dev]'
 	touch $@
