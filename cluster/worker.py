@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +18,9 @@ from cluster.stubs.common_pb2 import Layout, WorkerIdentity
 from cluster.watch import WatchPublisher
 
 TICK_S = 0.1
+FROZEN_S = 1.0  # a tick that comes later than this was held up by us, not by those we wait for
 DRAIN_S = 8.0
+_log = logging.getLogger(__name__)
 
 
 def model_folder(config: ClusterConfig) -> str:
@@ -66,6 +69,7 @@ class Life:
     tasks: tuple[Awaitable[None], ...]  # run for ever, and raise when this life is over (the engine is gone)
     idle: Callable[[], bool]  # whether nothing is left to finish
     drain: Callable[[], None]  # take no new work
+    slept: Callable[[float], None] = lambda _: None  # this process did not run for so many seconds
 
 
 async def live(context: ProgramContext, life: Life, clock: Clock) -> None:
@@ -75,7 +79,7 @@ async def live(context: ProgramContext, life: Life, clock: Clock) -> None:
     context.report_ready(address=life.server.address, epoch=life.epoch, pids=life.pids)
     working: list[asyncio.Future[None]] = [
         *(asyncio.ensure_future(task) for task in life.tasks),
-        asyncio.ensure_future(_tick(life.tick)),
+        asyncio.ensure_future(_tick(life, clock)),
         asyncio.ensure_future(life.publisher.run()),
     ]
     stopping: asyncio.Future[None] = asyncio.ensure_future(_set(context.stopping))
@@ -97,10 +101,16 @@ async def _set(event: asyncio.Event) -> None:
     await event.wait()
 
 
-async def _tick(tick: Callable[[], None]) -> None:
+async def _tick(life: Life, clock: Clock) -> None:
+    """Let time act; a process that was frozen and wakes notices the gap first (DESIGN §6)."""
     while True:
+        before = clock.now()
         await asyncio.sleep(TICK_S)
-        tick()
+        gap = clock.now() - before - TICK_S
+        if gap > FROZEN_S:
+            _log.warning("this process did not run for %.1f s", gap)
+            life.slept(gap)
+        life.tick()
 
 
 async def _finish(life: Life, clock: Clock) -> None:

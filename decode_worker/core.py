@@ -174,6 +174,11 @@ class DecodeCore:
             self.state.effects.append(Lost(f"plan {batcher.plan} is overdue after {now - batcher.plan_sent_at:.1f} s"))
         self._after(now)
 
+    def slept(self, seconds: float) -> None:
+        """This process itself did not run: nobody can be blamed for silence in that time."""
+        self.state.batcher.plan_sent_at += seconds
+        self.handoffs.slept(seconds)
+
     def next_flush(self, now: float) -> float | None:
         """Seconds until an outbox is due, or None."""
         due = [at for outbox in self.state.outboxes.values() if (at := outbox.due(now)) is not None]

@@ -118,6 +118,13 @@ class HandOffs:
             elif now - transfer.progress_at > max(limits.offer_timeout_s, 3 * transfer.eta) and self._starved(transfer):
                 self._next_holder(transfer, "no offer in time", now)
 
+    def slept(self, seconds: float) -> None:
+        """Nobody heard anybody for so long: holders and reads get that time back."""
+        for transfer in self._transfers.values():
+            transfer.progress_at += seconds
+            for read_id in transfer.timeline.posted:
+                transfer.timeline.posted[read_id] += seconds
+
     # -- link events ----------------------------------------------------------------------------------------------
 
     def link_up(self, peer: Peer, now: float) -> None:

@@ -181,6 +181,7 @@ async def serve(context: ProgramContext) -> None:
             epoch=epoch,
             pids=(os.getpid(), engine.pid),
             tick=worker.tick,
+            slept=core.slept,
             tasks=(worker.follow_engine(), worker.follow_members(context), worker.links.failure),
             idle=lambda: not core.state.attempts,
             drain=worker.drain,

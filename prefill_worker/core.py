@@ -128,6 +128,10 @@ class PrefillCore:
                 self._effects.append(Lost(f"plan {self.batcher.plan} is overdue after {waited:.1f} s"))
         self._after(now)
 
+    def slept(self, seconds: float) -> None:
+        """This process itself did not run: the engine cannot be blamed for silence in that time."""
+        self.batcher.plan_sent_at += seconds
+
     def take_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         return effects

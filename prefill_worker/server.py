@@ -140,6 +140,7 @@ async def serve(context: ProgramContext) -> None:
             epoch=epoch,
             pids=(os.getpid(), engine.pid),
             tick=worker.tick,
+            slept=core.slept,
             tasks=(worker.follow_engine(),),
             idle=lambda: not core.jobs,
             drain=worker.drain,

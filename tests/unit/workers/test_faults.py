@@ -302,6 +302,31 @@ def test_an_overdue_plan_loses_the_worker() -> None:
     assert "overdue" in str(lost[0])
 
 
+@pytest.mark.parametrize("name", ["decode-0", "prefill-0"])
+def test_a_worker_that_was_frozen_does_not_blame_others_for_it(world: World, name: str) -> None:
+    attempt = submit(world)
+    run_until(world, f">{name}:main", 1)
+    core = world.decode.get(name) or world.prefill[name]
+    world.clock.advance(60)
+    core.slept(60)
+    core.tick(world.clock.now())
+    assert not any(type(e).__name__ == "Lost" for e in core.take_effects())
+    assert not world.answers[attempt].lost
+
+
+def test_reads_and_holders_get_back_the_time_in_which_we_were_frozen(world: World) -> None:
+    attempt = submit(world)
+    run_until(world, ">decode-0:wire")
+    core = world.decode["decode-0"]
+    world.clock.advance(60)
+    core.slept(60)
+    core.tick(world.clock.now())
+    world._decode_effects("decode-0")
+    finish(world, attempt)
+    assert counters(world)["handoffs"] == 1
+    assert not [name for name in counters(world) if name.startswith(("handoff_left", "read_given_up"))]
+
+
 def test_an_engine_that_cannot_go_on_loses_the_worker(world: World) -> None:
     core = world.prefill["prefill-0"]
     core.from_engine(Fatal("out of memory"), 0.0)
