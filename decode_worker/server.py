@@ -78,7 +78,7 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
             self.apply()
             if self.lost is not None:
                 break
-        reason = self.lost or f"the engine ended, exit code {self._engine.returncode}"
+        reason = self.lost or f"the engine ended, exit code {await self._engine.exit_code()}"
         for stream in self._sessions.values():
             stream.send(FromDecode(lost=WorkerLost(reason=reason)))
         raise EngineFailed(reason)
@@ -108,7 +108,7 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
                     stream.send(effect.message)
             elif isinstance(effect, ToEngine):
                 if self.lost is None:
-                    self._engine.channel.send(effect.command)
+                    self._engine.send(effect.command)
             elif isinstance(effect, ToPrefill):
                 self.links.send(effect.peer, effect.message)
             elif isinstance(effect, Dial):

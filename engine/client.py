@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from engine.channel import ChannelClosed, SocketChannel
-from engine.messages import Shutdown
+from engine.messages import Command, Shutdown
 
 _STDERR = 2
 
@@ -58,6 +58,17 @@ class EngineProcess:
         """The exit code, negative for a signal; None while it runs."""
         return self._process.returncode
 
+    def send(self, command: Command) -> None:
+        """Tell the engine. Nothing when it is gone: who follows the channel hears of its end (and acts upon it)."""
+        with contextlib.suppress(ChannelClosed):
+            self.channel.send(command)
+
+    async def exit_code(self, within_s: float = 1.0) -> int | None:
+        """The exit code of an engine whose channel has ended; None when it has not left by then."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.wait(), within_s)
+        return self.returncode
+
     async def wait(self) -> int:
         """Until the process has ended. Returns its exit code."""
         return await self._process.wait()
@@ -74,8 +85,7 @@ class EngineProcess:
 
     async def stop(self, grace_s: float = 5.0) -> int:
         """Ask it to leave, kill it after `grace_s`, close the channel. Returns the exit code."""
-        with contextlib.suppress(ChannelClosed):
-            self.channel.send(Shutdown())
+        self.send(Shutdown())
         try:
             return await asyncio.wait_for(self.wait(), grace_s)
         except TimeoutError:

@@ -69,7 +69,7 @@ class PrefillServer(link_pb2_grpc.LinkServicer):
             self.apply()
             if self.lost is not None:
                 break
-        reason = self.lost or f"the engine ended, exit code {self._engine.returncode}"
+        reason = self.lost or f"the engine ended, exit code {await self._engine.exit_code()}"
         for stream in self._links.values():
             stream.send(FromPrefill(lost=WorkerGone(reason=reason)))
         raise EngineFailed(reason)
@@ -92,7 +92,7 @@ class PrefillServer(link_pb2_grpc.LinkServicer):
                 self.lost = effect.reason
                 self._engine.kill()
             elif self.lost is None:
-                self._engine.channel.send(effect.command)
+                self._engine.send(effect.command)
         stored, removed = self._core.books.take_events()
         self._publisher.publish_removed(removed)
         self._publisher.publish_stored(stored)
