@@ -47,9 +47,10 @@ class LocalCluster:
     ) -> None:
         self.stop(list(self._supervisors))
 
-    def start(self, name: str) -> None:
-        """Start one program, for example `decode-1`."""
-        command = (sys.executable, "-m", MODULES[role_of(name)], "--config", str(self._run_dir.config_file))
+    def start(self, name: str, module: str | None = None) -> None:
+        """Start one program, for example `decode-1`. `module`: another entry point that plays this role."""
+        entry = module or MODULES[role_of(name)]
+        command = (sys.executable, "-m", entry, "--config", str(self._run_dir.config_file))
         spec = ProgramSpec(
             name,
             role_of(name),

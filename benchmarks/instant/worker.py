@@ -1,0 +1,102 @@
+"""The worker: real Session and Watch services, and tokens the moment a Submit comes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from cluster.core.clock import SystemClock
+from cluster.core.ids import new_epoch
+from cluster.core.protocol import PROTOCOL
+from cluster.program import ProgramContext
+from cluster.rpc import make_server, service
+from cluster.streams import ServerStream
+from cluster.stubs import session_pb2, session_pb2_grpc
+from cluster.stubs.common_pb2 import Layout, WorkerIdentity
+from cluster.stubs.session_pb2 import FromDecode, FromRouter, PrefillOn, Submit, TokenRun, Tokens
+from cluster.stubs.watch_pb2 import Status, WatchHello
+from cluster.watch import WatchPublisher
+from cluster.worker import Life, live
+
+TOKEN = 65  # plain text in every tokenizer we have
+BLOCKS = 1 << 20
+VOCABULARY = 1 << 18
+CONTEXT = 1 << 17
+
+
+class InstantWorker(session_pb2_grpc.SessionServicer):
+    """Answers a Submit with all its tokens, `per_message` of them in each message."""
+
+    def __init__(self, identity: WorkerIdentity, per_message: int) -> None:
+        self._identity = identity
+        self._per_message = per_message
+
+    async def Open(  # type: ignore[override]  # a coroutine that writes is allowed too
+        self, request_iterator: AsyncIterator[FromRouter], context: grpc.aio.ServicerContext[FromRouter, FromDecode]
+    ) -> None:
+        """One router's session."""
+        stream: ServerStream[FromRouter, FromDecode] = ServerStream(context, limit=1_000_000)
+        stream.send(FromDecode(hello=self._identity))
+
+        def receive(message: FromRouter) -> None:
+            if message.WhichOneof("message") == "submit":
+                for answer in self.answers(message.submit):
+                    stream.send(answer)
+
+        await stream.run(request_iterator, receive)
+
+    def answers(self, submit: Submit) -> list[FromDecode]:
+        """Who prefills, then the tokens."""
+        messages = [FromDecode(prefill_on=PrefillOn(attempt=submit.attempt, worker="local"))]
+        for offset in range(0, submit.max_tokens, self._per_message):
+            ids = [TOKEN] * min(self._per_message, submit.max_tokens - offset)
+            end = "length" if offset + len(ids) == submit.max_tokens else ""
+            run = TokenRun(attempt=submit.attempt, index=0, offset=offset, ids=ids, end=end)
+            messages.append(FromDecode(tokens=Tokens(runs=[run])))
+        return messages
+
+
+async def serve(context: ProgramContext, per_message: int) -> None:
+    """The program, until `context.stopping`."""
+    epoch = new_epoch()
+    identity = WorkerIdentity(
+        worker=context.name,
+        epoch=epoch,
+        role="decode",
+        layout=Layout(layers=1, kv_heads=1, head_dim=2, block_size=16, dtype="int64"),
+        fingerprint=b"instant worker 1",
+        protocol=PROTOCOL,
+    )
+    hello = WatchHello(
+        identity=identity,
+        vocab_size=VOCABULARY,
+        max_context=CONTEXT,
+        eos_ids=[VOCABULARY - 1],
+        num_blocks=BLOCKS,
+        block_size=16,
+    )
+    publisher = WatchPublisher(
+        hello, list, lambda: Status(ready=True, free_blocks=BLOCKS), heartbeat_s=context.config.timing.heartbeat_s
+    )
+    worker = InstantWorker(identity, per_message)
+    session = service(session_pb2.DESCRIPTOR, "Session", session_pb2_grpc.add_SessionServicer_to_server, worker)
+    server = make_server(context.config.host, 0, [session, publisher.service()], context.secret)
+    hello.identity.address = identity.address = server.address
+    life = Life(
+        server=server,
+        publisher=publisher,
+        epoch=epoch,
+        pids=(os.getpid(),),
+        tick=lambda: None,
+        tasks=(_for_ever(),),
+        idle=lambda: True,
+        drain=lambda: None,
+    )
+    await live(context, life, SystemClock())
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()

@@ -1,0 +1,46 @@
+"""The benchmark end to end on the tracer, a few requests: what is counted is right. No figure of time is judged."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench import Bench, Plan
+from benchmarks.overhead import measure_overhead
+from benchmarks.report import as_json, markdown, write
+from benchmarks.workloads import Profile, Workload
+from cluster.core.clock import SystemClock
+
+PROMPT, LONG, BLOCK = 100, 600, 16
+CLOSED = Workload("concurrent", PROMPT, 12, concurrency=3, count=5)
+MIXED = Workload(
+    "interference", PROMPT, 8, duration_s=0.5, rate=10.0, long_rate=2.0, long_prompt_tokens=LONG, long_output_tokens=4
+)
+PLAN = Plan(Profile("smoke", (1,), 1, (CLOSED, MIXED), 0), "tracer", overhead=False)
+
+
+async def test_both_set_ups_serve_the_same_requests(tmp_path: Path) -> None:
+    outcome = await Bench(PLAN, SystemClock()).run()
+    figures = {(run.workload, run.setup): run.figures for run in outcome.runs}
+    assert set(figures) == {(w.name, s) for w in (CLOSED, MIXED) for s in ("split", "aggregated")}
+    assert [error for run in outcome.runs for error in run.errors] == []
+    for workload in (CLOSED, MIXED):
+        split, aggregated = figures[workload.name, "split"], figures[workload.name, "aggregated"]
+        assert split["requests"] == aggregated["requests"]
+        assert split["prompt_tokens"] == aggregated["prompt_tokens"] == PROMPT
+        assert split["handoffs"] == split["requests"]  # every prompt is longer than local_max_tokens
+        assert aggregated["handoffs"] == 0
+        assert split["exposed_p50"] is not None
+    block_mb = 2 * 2 * 2 * BLOCK * 2 * 8 / 1e6  # layers, kv heads, K and V, positions, head_dim, int64
+    assert figures["concurrent", "split"]["requests"] == CLOSED.count
+    assert figures["concurrent", "split"]["kv_mb"] == pytest.approx(PROMPT // BLOCK * block_mb)
+    assert {"client", "split/prefill-0 engine", "aggregated/decode-1 server"} <= set(outcome.runs[0].cpu)
+    paths = write(tmp_path, "smoke", markdown(PLAN, outcome, {}), as_json(PLAN, outcome, {}))
+    assert [path.suffix for path in paths] == [".md", ".json"]
+    assert "## interference" in paths[0].read_text()
+
+
+async def test_the_router_alone() -> None:
+    figures = await measure_overhead("tracer", 25, SystemClock())
+    assert figures["load_failed"] == 0
+    ways = {f"{way}_{tokens}_p50" for way in ("direct", "http", "grpc") for tokens in (1, 32)}
+    assert ways | {"http_per_request", "grpc_per_token", "load_requests_s"} <= set(figures)
