@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cached_property, lru_cache
@@ -104,12 +104,19 @@ class Leave:
     seconds: float | None = None
 
 
-async def ask_http(stack: Stack, ask: Ask, leave: Leave | None = None) -> Outcome:
-    """Send it, read the answer, judge it. Raises AssertionError for a wrong token or a dishonest end."""
+async def ask_http(
+    stack: Stack, ask: Ask, leave: Leave | None = None, *, started: Callable[[], None] = lambda: None
+) -> Outcome:
+    """Send it, read the answer, judge it. Raises AssertionError for a wrong token or a dishonest end.
+
+    `started` is called when the answer begins.
+    """
     raw = post_bytes(PATH, json.dumps(ask.body()).encode())
     async with connect(stack.url) as connection:
         if leave is None:
             await connection.send(raw)
+            await connection.receive(1)
+            started()
             return judge_http(ask, await connection.answer())
         share = 1.0 if leave.request_share is None else leave.request_share
         await connection.send(raw[: int(len(raw) * share)])
@@ -186,8 +193,15 @@ class GrpcClient:
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close(None)
 
-    async def ask(self, ask: Ask, leave: Leave | None = None, *, timeout_s: float | None = None) -> Outcome:
-        """Send it, read the answer, judge it."""
+    async def ask(
+        self,
+        ask: Ask,
+        leave: Leave | None = None,
+        *,
+        timeout_s: float | None = None,
+        started: Callable[[], None] = lambda: None,
+    ) -> Outcome:
+        """Send it, read the answer, judge it; see `ask_http`."""
         call = self._stub.Generate(ask.message(), timeout=timeout_s)
         tokens: list[list[int]] = [[] for _ in range(ask.n)]
         reasons = [""] * ask.n
@@ -198,6 +212,7 @@ class GrpcClient:
             nonlocal summary
             seen = 0
             async for response in call:
+                started()
                 kind = response.WhichOneof("event")
                 if kind == "delta":
                     tokens[response.delta.index] += response.delta.token_ids

@@ -235,13 +235,17 @@ class Stack:
 async def until(condition: Callable[[], Awaitable[bool]], within_s: float) -> bool:
     """Look at `condition` every LOOK_S until it holds. False when time ran out."""
     give_up = CLOCK.now() + within_s
-    never = asyncio.Event()
     while not await condition():
         if CLOCK.now() > give_up:
             return False
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(never.wait(), LOOK_S)
+        await pause(LOOK_S)
     return True
+
+
+async def pause(seconds: float) -> None:
+    """What a polite client does between two tries. Never to wait for something that could be looked at."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.Event().wait(), seconds)
 
 
 @contextlib.contextmanager
