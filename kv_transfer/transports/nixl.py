@@ -10,6 +10,9 @@ The one file that imports nixl. Every call it makes, and why, is explained in do
 4. `read`: check ranges, post, and look at the state in every `poll` until it has ended.
 5. `drop_peer`: refuse new reads. NIXL forgets the peer only after its last read has ended: afterwards it could not
    tell the state of a read any more, while the bytes may still land (measured).
+
+Known limit: over TCP UCX 1.23 may abort the holder's process when a reader dies in mid-read, for certain when the holder
+had not polled meanwhile (measured; not over CMA, where the holder takes no part). The holder's server restarts it.
 """
 
 import logging
@@ -37,7 +40,13 @@ _PROBE_BYTES = 1 << 20
 _PROBES = 5  # about one TCP read in a hundred ends inside `transfer` by luck; all five must
 
 # NIXL asks UCX for peer error handling, which shared memory lacks, so `shm` cannot do without tcp (measured).
-_TRANSPORTS = {"any": None, "tcp": "tcp,self", "shm": "cma,tcp,self", "rdma": "ib,self"}
+# Where there are GPUs NIXL takes no list without cuda_copy; elsewhere UCX passes over it.
+_TRANSPORTS = {
+    "any": None,
+    "tcp": "tcp,self,cuda_copy",
+    "shm": "cma,tcp,self,cuda_copy",
+    "rdma": "ib,self,cuda_copy",
+}
 
 _log = logging.getLogger(__name__)
 
