@@ -11,8 +11,8 @@ The one file that imports nixl. Every call it makes, and why, is explained in do
 5. `drop_peer`: refuse new reads. NIXL forgets the peer only after its last read has ended: afterwards it could not
    tell the state of a read any more, while the bytes may still land (measured).
 
-Known limit: over TCP UCX 1.23 may abort the holder's process when a reader dies in mid-read, for certain when the holder
-had not polled meanwhile (measured; not over CMA, where the holder takes no part). The holder's server restarts it.
+Known limit: over TCP, UCX 1.23 can abort the holder's process when a reader dies in mid-read; each time when the holder
+had not polled meanwhile, now and then when it had (measured). Not seen over CMA, where the holder takes no part.
 """
 
 import logging
