@@ -1,5 +1,6 @@
 """Starting an engine for a worker: the Init that the settings ask for, and the wait for Ready."""
 
+import ipaddress
 from typing import Literal
 
 from cluster.core.config import ClusterConfig
@@ -22,10 +23,19 @@ def model_spec(config: ClusterConfig, folder: str) -> ModelSpec:
     return FolderModel(path=folder, dtype=config.engine.dtype, max_context=config.engine.max_context)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether workers are reached within this machine only: UCX then need not listen on any other interface (I10)."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def make_init(config: ClusterConfig, role: Literal["prefill", "decode"], agent: str, model: ModelSpec) -> Init:
     """The first message to a worker's engine. Staging holds twice the slots: set-aside ones are replaced."""
     transport = config.transport
-    options = {"require": transport.require, "devices": ",".join(transport.devices)}
+    devices = transport.devices or (("lo",) if is_loopback(config.host) else ())
+    options = {"require": transport.require, "devices": ",".join(devices)}
     if transport.port_range is not None:
         options["port_range"] = f"{transport.port_range[0]}-{transport.port_range[1]}"
     return Init(
