@@ -64,13 +64,14 @@ class Figures:
     narrow: int = 0  # judged tokens whose two best scores are within EPSILON: either one would have been right
     smallest_margin: float = math.inf  # between the two best scores, over all judged tokens
     largest_gap: float = 0.0  # between the best score and that of a judged token
-    exceptions: list[str] = field(default_factory=list)
-    forks: list[str] = field(default_factory=list)
+    exceptions: int = 0
+    forks: int = 0
+    findings: list[str] = field(default_factory=list)  # every exception and fork, in words
 
     def __str__(self) -> str:
         return (
             f"{self.streams} streams, {self.tokens} tokens, {self.judged} of them distinct and judged; "
-            f"{len(self.exceptions)} exceptions, {self.close_calls} close calls, {len(self.forks)} forks; "
+            f"{self.exceptions} exceptions, {self.close_calls} close calls, {self.forks} forks; "
             f"{self.narrow} margins below {EPSILON:g}, the smallest {self.smallest_margin:.2g}; "
             f"largest gap {self.largest_gap:.2g}"
         )
@@ -105,18 +106,20 @@ class Ledger:
 
     def settle(self) -> None:
         """Judge what is new. AssertionError when more is wrong than may be."""
-        streams, self._unjudged = self._unjudged, []
-        figures = self.figures
-        before, allowed = len(figures.exceptions) + len(figures.forks), 0.0
-        for stream, scores_NV in self._scores(streams):
-            figures.judged += len(stream.output)
-            allowed += len(stream.output) * MAX_SHARE
-            self._judge(stream, scores_NV)
-        forks, self._forks = self._forks, []
+        figures, forks = self.figures, self._forks
+        judged, found = figures.judged, len(figures.findings)
+        self.judge()
         wrong_forks = [text for fork in forks if (text := self._judge_fork(fork)) is not None]
         assert not wrong_forks, "paths disagree where the reference does not waver:\n" + "\n".join(wrong_forks)
-        found = [*figures.exceptions, *figures.forks]
-        assert len(found) - before <= allowed, "more exceptions than may be:\n" + "\n".join(found)
+        new = figures.findings[found:]
+        assert len(new) <= (figures.judged - judged) * MAX_SHARE, "more exceptions than may be:\n" + "\n".join(new)
+
+    def judge(self) -> None:
+        """Judge what is new, without a verdict: for what is only reported."""
+        streams, self._unjudged, self._forks = self._unjudged, [], []
+        for stream, scores_NV in self._scores(streams):
+            self.figures.judged += len(stream.output)
+            self._judge(stream, scores_NV)
 
     def _judge(self, stream: Stream, scores_NV: NDArray[np.float64]) -> None:
         figures = self.figures
@@ -128,7 +131,8 @@ class Ledger:
         figures.largest_gap = max(figures.largest_gap, float(gaps_N.max()))
         figures.close_calls += int(((gaps_N > 0) & (gaps_N < EPSILON)).sum())
         for at in np.flatnonzero(~(gaps_N < EPSILON)):  # a NaN is an exception too
-            figures.exceptions.append(
+            figures.exceptions += 1
+            figures.findings.append(
                 f"{stream.path}: {len(stream.prompt)} prompt tokens, {stream.spec}: output token {at} is "
                 f"{stream.output[at]}, {gaps_N[at]:.3g} behind {int(scores_NV[at].argmax())}"
             )
@@ -144,7 +148,8 @@ class Ledger:
         )
         if not margin < EPSILON:
             return text
-        self.figures.forks.append(text)
+        self.figures.forks += 1
+        self.figures.findings.append(text)
         return None
 
     def _scores(self, streams: Sequence[Stream]) -> Iterator[tuple[Stream, NDArray[np.float64]]]:

@@ -33,7 +33,7 @@ def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     yield lab
     figures = lab.ledger.figures
     report(f"{name}: {figures}")
-    for text in (*figures.exceptions, *figures.forks):
+    for text in figures.findings:
         report(f"  {text}")
 
 
