@@ -1,4 +1,4 @@
-"""One benchmark: both set-ups started, every workload on each in turn, then the router alone.
+"""One benchmark: the router alone, then both set-ups started and every workload on each in turn.
 
 for each workload, seed and round:   split, aggregated, split, aggregated, ...
 """
@@ -86,16 +86,16 @@ class Bench:
 
     async def run(self) -> Outcome:
         """Raises Unavailable, ConfigError, ModelError."""
+        if self._plan.overhead:
+            print("router overhead ...", flush=True)
+            requests = self._plan.profile.overhead_requests
+            self.outcome.overhead = await measure_overhead(self._plan.model, requests, self._clock)
         with tempfile.TemporaryDirectory() as folder, ExitStack() as clusters:
             setups = [self._start(name, Path(folder) / name, clusters) for name in NAMES]
             for setup in setups:
                 await asyncio.to_thread(setup.cluster.wait_ready, 180.0)
             with pinned(setups) as self.outcome.pinning:
                 await self._workloads(setups)
-        if self._plan.overhead:
-            print("router overhead ...", flush=True)
-            requests = self._plan.profile.overhead_requests
-            self.outcome.overhead = await measure_overhead(self._plan.model, requests, self._clock)
         return self.outcome
 
     def _start(self, name: str, folder: Path, clusters: ExitStack) -> Setup:
