@@ -27,6 +27,7 @@ from router.dispatcher import DispatcherCore
 from router.front.door import FrontDoor
 from router.front.grpc_service import InferenceService
 from router.front.http_app import make_app
+from router.front.http_protocol import BoundedHeads
 from router.front.metrics import FrontMetrics
 from router.front.model_text import load_model_text
 from router.runtime import RouterRuntime
@@ -104,7 +105,7 @@ async def serve(context: ProgramContext) -> None:
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=STOP_GRACE_S,
-            h11_max_incomplete_event_size=64 * 1024,
+            http=BoundedHeads,
             server_header=False,
         )
     )

@@ -22,10 +22,24 @@ class BodyTooLarge(InvalidRequest):
     status = 413
 
 
+class WrongMediaType(InvalidRequest):
+    """A body that says it is no JSON. Browsers send such bodies to any address without asking (no CORS preflight)."""
+
+    status = 415
+
+
 class BodyTooSlow(InvalidRequest):
     """A body that does not come to an end in time."""
 
     status = 408
+
+
+def check_media_type(scope: Scope) -> None:
+    """Raises WrongMediaType; a body without content-type is taken for JSON."""
+    given = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+    media_type = given.partition(b";")[0].strip().lower()
+    if media_type not in (b"", b"application/json"):
+        raise WrongMediaType("content-type must be application/json", code="unsupported_media_type")
 
 
 async def read_body_within(scope: Scope, receive: Receive, limit: int, seconds: float) -> bytes:

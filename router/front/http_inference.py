@@ -25,7 +25,7 @@ from router.front import sse
 from router.front.bodies import ChatBody, CompletionBody, InferenceBody
 from router.front.door import FrontDoor, Generation, until_deadline
 from router.front.errors_http import error_body, error_headers, error_object, status_of
-from router.front.http_body import read_body_within, while_connected
+from router.front.http_body import check_media_type, read_body_within, while_connected
 from router.front.metrics import Call, ClientGone
 from router.front.openai_shapes import AnswerHead, ChatShape, CompletionShape, Json, WholeSample
 from router.front.text import Delta
@@ -95,6 +95,7 @@ class InferenceEndpoint:
                 settings = self._front.settings
                 patience_s = min(_BODY_S, settings.deadline_s)
                 raw = await read_body_within(scope, receive, settings.max_body_bytes, patience_s)
+                check_media_type(scope)
                 await while_connected(receive, self._serve(raw, public_id, reply, call))
         except ClientGone:
             return
