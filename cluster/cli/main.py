@@ -174,7 +174,8 @@ def model_list() -> None:
 
 def _foreground(config: ClusterConfig, run_dir: RunDir, question: str | None) -> None:
     """Up, ask, wait for Ctrl-C or SIGTERM, down. Raises StartFailed when the cluster ends by itself."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell starts background jobs with SIGINT ignored
+        signal.signal(number, _interrupt)
     try:
         with running_cluster(config, run_dir, _err()) as started:
             show_urls(started.status, _out())
