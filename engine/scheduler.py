@@ -3,7 +3,7 @@
 1. Every decoding sequence takes one position, least recently run first, up to `max_batch`.
 2. What is left of `chunk_tokens` goes to sequences that still read: the one with the fewest positions left first,
    so short prompts pass between the chunks of a long one; each step without a share counts as `chunk_tokens`
-   positions less, so nobody waits for ever. While sequences decode, readers together get at most `local_share` of the chunk.
+   positions less, so nobody waits for ever. While sequences decode, readers get at most `local_share` of the chunk.
 """
 
 from collections.abc import Iterable
