@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,6 +56,27 @@ def make_identity(name: str, epoch: int, role: str, shape: BlockShape, fingerpri
     return WorkerIdentity(
         worker=name, epoch=epoch, role=role, layout=layout, fingerprint=fingerprint, protocol=PROTOCOL
     )
+
+
+class OwnErrors:
+    """Catches what our own code raises where gRPC or the event loop would only log it.
+
+    After such an error the books may be wrong, so this life must end (cluster/core/errors.py): `future` is one of its
+    tasks, and gets the first error.
+    """
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @contextlib.contextmanager
+    def end_this_life(self) -> Iterator[None]:
+        """Around calls of the core, not around streams: what a peer does to its own stream is no error of ours."""
+        try:
+            yield
+        except Exception as error:
+            if not self.future.done():
+                self.future.set_exception(error)
+            raise
 
 
 @dataclass(frozen=True, slots=True)

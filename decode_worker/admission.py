@@ -6,6 +6,7 @@
 4. prove     `verify: full` digests the hits again; a wrong one leaves the index, and the rest is computed afresh
 """
 
+import math
 from collections.abc import Callable
 
 from cluster.core.keys import KeyChain, root_key
@@ -14,9 +15,8 @@ from decode_worker.attempts import Attempt, Phase, make_attempt, spec
 from decode_worker.state import State
 from engine.messages import Digest, DigestDone
 from engine.prefix import keep_right_hits
-from engine.sequence import Sequence
+from engine.sequence import MAX_SAMPLES, Sequence
 
-MAX_SAMPLES = 128
 RETRY_AFTER_S = 0.05  # a few steps: by then something may have ended
 
 
@@ -70,7 +70,7 @@ class Admission:
     def digests(self, report: DigestDone, now: float) -> None:
         """The bytes of an attempt's prefix hits, as they are now."""
         attempt = self._checks.pop(report.id)
-        if attempt.id not in self._state.attempts or attempt.phase is not Phase.CHECKING:
+        if self._state.attempts.get(attempt.id) is not attempt or attempt.phase is not Phase.CHECKING:
             return
         assert attempt.prompt is not None
         right = keep_right_hits(self._state.books, attempt.prompt, attempt.prefix_blocks, report.digests)
@@ -108,6 +108,8 @@ class Admission:
             return "sampling parameters are out of range"
         if not -1 <= sampling.logprobs <= facts.vocab_size:
             return "logprobs is out of range"
+        if not (math.isfinite(submit.deadline_s) and math.isfinite(submit.waited_s) and submit.waited_s >= 0):
+            return "deadline_s and waited_s must be finite, waited_s not negative"
         return None
 
     def _blocks_needed(self, attempt: Attempt, *, worst: bool) -> int:

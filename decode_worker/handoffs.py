@@ -49,6 +49,7 @@ class Transfer:
     accepted: bool = False
     eta: float = 0.0
     progress_at: float = 0.0
+    asked: list[int] = field(default_factory=list)  # samples whose first token the holder was asked for
     first_known: bool = False
     prefill_done: bool = False
     cached_tokens: int = 0
@@ -176,6 +177,11 @@ class HandOffs:
         transfer = self._current(message.attempt, peer)
         if transfer is None or transfer.first_known:
             return
+        vocabulary = range(self._state.facts.vocab_size)
+        named = [token.index for token in message.tokens if token.id in vocabulary]
+        if sorted(named) != transfer.asked or len(named) != len(message.tokens):
+            self._next_holder(transfer, "sent other first tokens", now)
+            return
         transfer.first_known = True
         transfer.progress_at = now
         transfer.cached_tokens = message.cached_tokens
@@ -293,7 +299,7 @@ class HandOffs:
             self._next_holder(transfer, peer.reason, now, refused=True)
             return
         wanted = transfer.handoff.verified_blocks * self._state.block_size
-        undrawn = [] if transfer.first_known else [s.index for s in attempt.undrawn]
+        transfer.asked = undrawn = [] if transfer.first_known else [s.index for s in attempt.undrawn]
         single_token = all(attempt.submit.max_tokens - len(s.emitted) == 1 for s in attempt.live)
         job = Job(
             attempt=attempt.id,

@@ -10,6 +10,9 @@ from decode_worker.effects import Dial, HangUp
 from decode_worker.state import State
 from engine.messages import AddPeer, DropPeer, PeerAdded, PeerFailed
 
+MAX_ADDRESS = 1 << 62  # with any block of an offer added it is still a 64-bit number
+MAX_METADATA_BYTES = 1 << 20  # some kB are usual
+
 
 class LinkState(Enum):
     DIALLING = auto()
@@ -114,11 +117,15 @@ class Peers:
         theirs, ours = hello.identity, self._state.facts.identity
         if theirs.epoch != peer.address.epoch:
             return f"{theirs.worker} was restarted: epoch {theirs.epoch:016x}, expected {peer.address.epoch:016x}"
-        return identity_difference(ours, theirs) or (
-            f"block_bytes: {self._state.facts.layout.block_bytes} here, {hello.block_bytes} there"
-            if hello.block_bytes != self._state.facts.layout.block_bytes
-            else None
-        )
+        if (difference := identity_difference(ours, theirs)) is not None:
+            return difference
+        if hello.block_bytes != self._state.facts.layout.block_bytes:
+            return f"block_bytes: {self._state.facts.layout.block_bytes} here, {hello.block_bytes} there"
+        if hello.agent != peer.name:
+            return f"agent: {peer.name} expected, {hello.agent[:80]!r} there"
+        if hello.pool_address > MAX_ADDRESS or len(hello.agent_metadata) > MAX_METADATA_BYTES:
+            return "pool_address or agent_metadata is larger than anything real"
+        return None
 
 
 def identity_difference(ours: WorkerIdentity, theirs: WorkerIdentity) -> str | None:

@@ -26,7 +26,7 @@ from cluster.stubs.link_pb2 import FromPrefill, PrefillHello
 from cluster.stubs.session_pb2 import FromDecode, FromRouter, WorkerLost
 from cluster.stubs.watch_pb2 import WatchHello
 from cluster.watch import WatchPublisher
-from cluster.worker import Life, live, make_identity, model_folder
+from cluster.worker import Life, OwnErrors, live, make_identity, model_folder
 from decode_worker.core import DecodeCore
 from decode_worker.effects import Dial, HangUp, Lost, ToEngine, ToPrefill, ToRouter
 from decode_worker.links import LinkEvents, Links
@@ -51,6 +51,7 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
         self.links = Links(
             core.state.facts.identity, secret, LinkEvents(self._link_opened, self._link_message, self._link_closed)
         )
+        self.errors = OwnErrors()
         self.lost: str | None = None
 
     async def Open(  # type: ignore[override]  # a coroutine that writes is allowed too
@@ -63,13 +64,15 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
         name = f"{first.hello.epoch:016x}#{next(self._numbers)}"
         stream = self._sessions[name] = ServerStream(context)
         try:
-            self._core.session_opened(name)
-            self.apply()
+            with self.errors.end_this_life():
+                self._core.session_opened(name)
+                self.apply()
             await stream.run(request_iterator, lambda message: self._receive(name, message))
         finally:
             del self._sessions[name]
-            self._core.session_closed(name, self._clock.now())
-            self.apply()
+            with self.errors.end_this_life():
+                self._core.session_closed(name, self._clock.now())
+                self.apply()
 
     async def follow_engine(self) -> None:
         """Feed the engine's reports to the core. Raises EngineFailed when the engine is gone or given up."""
@@ -131,12 +134,14 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
 
     def _flush_now(self) -> None:
         self._flush = None
-        self._core.flush(self._clock.now())
-        self.apply()
+        with self.errors.end_this_life():
+            self._core.flush(self._clock.now())
+            self.apply()
 
     def _receive(self, session: str, message: FromRouter) -> None:
-        self._core.from_router(session, message, self._clock.now())
-        self.apply()
+        with self.errors.end_this_life():
+            self._core.from_router(session, message, self._clock.now())
+            self.apply()
 
     def _link_opened(self, peer: str, hello: PrefillHello) -> None:
         self._core.link_opened(peer, hello, self._clock.now())
@@ -182,7 +187,7 @@ async def serve(context: ProgramContext) -> None:
             pids=(os.getpid(), engine.pid),
             tick=worker.tick,
             slept=core.slept,
-            tasks=(worker.follow_engine(), worker.follow_members(context), worker.links.failure),
+            tasks=(worker.follow_engine(), worker.follow_members(context), worker.links.failure, worker.errors.future),
             idle=lambda: not core.state.attempts,
             drain=worker.drain,
         )

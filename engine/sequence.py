@@ -11,6 +11,8 @@ from cluster.core.keys import BlockKey, KeyChain
 from engine.blocks import BlockBooks, Owner
 from engine.messages import SampleSpec
 
+MAX_SAMPLES = 128  # of one group
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:

@@ -96,6 +96,9 @@ class HandOff:
             self.outcomes["offer_out_of_range"] += 1
             return False
         for index, block in enumerate(blocks, start):
+            if block.block < 0:
+                self.outcomes["offer_out_of_range"] += 1
+                return False
             if block.key != self.keys[index]:
                 self.outcomes["offer_wrong_key"] += 1
                 return False

@@ -292,6 +292,9 @@ class PrefillCore:
 
     def _recheck(self, link: str, recheck: Recheck) -> None:
         """A reader doubts blocks we offered: look at the bytes again before vouching for them."""
+        if len(recheck.blocks) > self.books.num_blocks:  # nobody was offered so many, and looking costs time
+            self.counters["rechecks_invalid"] += 1
+            return
         self._digest([ref.block for ref in recheck.blocks if 0 <= ref.block < self.books.num_blocks], (link, recheck))
 
     def _rechecked(self, link: str, recheck: Recheck, digests: list[bytes]) -> None:

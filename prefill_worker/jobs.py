@@ -7,11 +7,12 @@
 A job leaves by being taken, cancelled, failed, by the loss of its link, or when its pins expire; then it owns nothing.
 """
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from cluster.stubs.link_pb2 import Job as JobMessage
-from engine.sequence import Sequence
+from engine.sequence import MAX_SAMPLES, Sequence
 
 
 class Phase(Enum):
@@ -53,8 +54,13 @@ def job_problem(job: JobMessage, *, vocab_size: int, max_context: int) -> str | 
         return f"{len(job.tokens)} tokens exceed the context of {max_context}"
     if any(not 0 <= token < vocab_size for token in job.tokens):
         return f"a token id is outside the vocabulary of {vocab_size}"
-    if len(set(job.sample_indices)) != len(job.sample_indices) or any(i < 0 for i in job.sample_indices):
-        return "sample indices must be distinct and not negative"
+    indices = set(job.sample_indices)
+    if len(indices) != len(job.sample_indices) or len(indices) > MAX_SAMPLES or any(i < 0 for i in indices):
+        return f"sample indices must be distinct, not negative, and at most {MAX_SAMPLES}"
+    if not 0 <= job.first_position <= len(job.tokens):
+        return f"first_position {job.first_position} is not within {len(job.tokens)} tokens"
+    if not math.isfinite(job.deadline_s):
+        return "deadline_s must be finite"
     s = job.sampling
     if job.sample_indices and not (0 <= s.temperature <= 100 and 0 < s.top_p <= 1 and s.top_k >= 0):
         return "sampling parameters are out of range"

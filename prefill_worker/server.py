@@ -23,7 +23,7 @@ from cluster.stubs import link_pb2, link_pb2_grpc
 from cluster.stubs.link_pb2 import FromDecodePeer, FromPrefill, PrefillHello, WorkerGone
 from cluster.stubs.watch_pb2 import WatchHello
 from cluster.watch import WatchPublisher
-from cluster.worker import Life, live, make_identity, model_folder
+from cluster.worker import Life, OwnErrors, live, make_identity, model_folder
 from engine.client import EngineProcess
 from engine.start import EngineFailed, layout_of, make_init, model_spec, start_engine
 from prefill_worker.core import PrefillCore
@@ -40,6 +40,7 @@ class PrefillServer(link_pb2_grpc.LinkServicer):
         self._clock = clock
         self._links: dict[str, ServerStream[FromDecodePeer, FromPrefill]] = {}
         self._numbers = itertools.count(1)
+        self.errors = OwnErrors()
         self.lost: str | None = None
 
     async def Open(  # type: ignore[override]  # a coroutine that writes is allowed too
@@ -54,13 +55,15 @@ class PrefillServer(link_pb2_grpc.LinkServicer):
         name = f"{agent_name(first.hello.worker, first.hello.epoch)}#{next(self._numbers)}"
         stream = self._links[name] = ServerStream(context)
         try:
-            self._core.link_opened(name, first.hello)
-            self.apply()
+            with self.errors.end_this_life():
+                self._core.link_opened(name, first.hello)
+                self.apply()
             await stream.run(request_iterator, lambda message: self._receive(name, message))
         finally:
             del self._links[name]
-            self._core.link_closed(name, self._clock.now())
-            self.apply()
+            with self.errors.end_this_life():
+                self._core.link_closed(name, self._clock.now())
+                self.apply()
 
     async def follow_engine(self) -> None:
         """Feed the engine's reports to the core. Raises EngineFailed when the engine is gone or given up."""
@@ -98,8 +101,9 @@ class PrefillServer(link_pb2_grpc.LinkServicer):
         self._publisher.publish_stored(stored)
 
     def _receive(self, name: str, message: FromDecodePeer) -> None:
-        self._core.from_decode(name, message, self._clock.now())
-        self.apply()
+        with self.errors.end_this_life():
+            self._core.from_decode(name, message, self._clock.now())
+            self.apply()
 
 
 async def serve(context: ProgramContext) -> None:
@@ -141,7 +145,7 @@ async def serve(context: ProgramContext) -> None:
             pids=(os.getpid(), engine.pid),
             tick=worker.tick,
             slept=core.slept,
-            tasks=(worker.follow_engine(),),
+            tasks=(worker.follow_engine(), worker.errors.future),
             idle=lambda: not core.jobs,
             drain=worker.drain,
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 from cluster.core.clock import ManualClock
 from cluster.core.config import ClusterConfig
+from cluster.core.errors import TransferError
 from cluster.core.ids import agent_name
 from cluster.stubs.common_pb2 import Layout, Sampling, WorkerAddress, WorkerIdentity
 from cluster.stubs.link_pb2 import PrefillHello
@@ -23,6 +24,7 @@ from decode_worker.core import DecodeCore
 from decode_worker.effects import Dial, HangUp, ToPrefill, ToRouter
 from decode_worker.effects import ToEngine as DecodeToEngine
 from decode_worker.state import Facts
+from engine.channel import Codec
 from engine.messages import (
     AddPeer,
     Command,
@@ -43,11 +45,13 @@ from engine.model.base import Model
 from engine.model.loader import load_model
 from engine.pool import HostMemory
 from engine.stepper import Stepper
+from kv_transfer.transports.ranges import check_read
 from prefill_worker.core import PrefillCore
 from prefill_worker.effects import ToDecode
 from prefill_worker.effects import ToEngine as PrefillToEngine
 
 Deliver = Callable[[], None]
+_codec = Codec()
 ModelFactory = Callable[[str], Model]  # the name of an engine -> its model; each engine binds its own
 
 
@@ -87,6 +91,10 @@ class FakeEngine:
             remote = self._memories.get(command.peer)
             if remote is None:
                 return ReadFailed(command.id, "the peer is gone")
+            try:
+                check_read(command.ranges, remote.pool_address, remote.pool.nbytes, self.memory.staging, command.slot)
+            except TransferError as error:
+                return ReadFailed(command.id, str(error))
             at = 0
             for address, size in command.ranges:
                 offset = address - remote.pool_address
@@ -253,7 +261,8 @@ class World:
     # -- carrying effects -----------------------------------------------------------------------------------------
 
     def _command(self, name: str, command: Command, report: Callable[[Report], None]) -> None:
-        """Reads go their own way, beside the steps, as in a real engine."""
+        """Reads go their own way, beside the steps, as in a real engine. What its socket could not carry fails here."""
+        _codec.encode(command)
         lane = "wire" if isinstance(command, Read | AddPeer) else "main"
 
         def run() -> None:

@@ -3,8 +3,11 @@
 import asyncio
 from typing import Any, cast
 
+import pytest
+
 from cluster.core.clock import ManualClock
-from cluster.worker import TICK_S, Life, _tick
+from cluster.core.errors import IntegrityError
+from cluster.worker import TICK_S, Life, OwnErrors, _tick
 
 
 class Readings(ManualClock):
@@ -34,3 +37,11 @@ async def test_a_process_that_was_frozen_says_so_before_it_judges_others() -> No
     await asyncio.wait_for(second_tick.wait(), 5.0)
     ticking.cancel()
     assert events == ["tick", "slept 7.0", "tick"]
+
+
+async def test_an_error_of_our_own_inside_a_stream_ends_the_life_and_not_only_the_stream() -> None:
+    errors = OwnErrors()
+    for problem in (IntegrityError("first"), KeyError("second")):
+        with pytest.raises(type(problem)), errors.end_this_life():
+            raise problem
+    assert isinstance(errors.future.exception(), IntegrityError)
