@@ -85,7 +85,7 @@ def _document() -> str:
     grains, weathers = ("wheat", "rye", "barley", "oats", "maize"), ("rain", "frost", "sun", "fog")
     lines = [
         f"Day {day}: {day * 7 % 50} sacks of {grains[day % 5]}, water {day * 13 % 90} inches high, {weathers[day % 4]}."
-        for day in range(1, 123)
+        for day in range(1, 132)
     ]
     return "Here is the log book of the mill.\n" + "\n".join(lines) + "\nWhich grain was ground on day 42?"
 
