@@ -63,6 +63,7 @@ class DecodeCore:
         self._decoding = Decoding(self.state, self.handoffs)
         self._admission = Admission(self.state, self._admitted, self._failed)
         self._overdue = OverdueWatch()
+        self._awaited: set[int] = set()
 
     # -- routers --------------------------------------------------------------------------------------------------
 
@@ -143,6 +144,7 @@ class DecodeCore:
     def from_engine(self, report: Report, now: float) -> None:
         if isinstance(report, StepDone):
             self._overdue.done(self.state.batcher.in_flight_tokens, now - self.state.batcher.plan_sent_at)
+            self._awaited = set(self.handoffs.copying)
             self._decoding.step_done(report, now)
         elif isinstance(report, ReadDone | ReadFailed):
             self.handoffs.read_ended(report, now)
@@ -199,9 +201,12 @@ class DecodeCore:
     def _after(self, now: float) -> None:
         """After every event: admit who waits, send the next plan, flush what is due."""
         self._admission.admit_waiting(now)
-        step = self.state.batcher.next_step(now)
-        if step is not None:
-            self.state.to_engine(step)
+        # Copies that were under way when the last plan came back run before the next one anyway; hearing of them first
+        # lets a prompt that they complete join it, instead of the one after.
+        if not self._awaited & self.handoffs.copying:
+            step = self.state.batcher.next_step(now)
+            if step is not None:
+                self.state.to_engine(step)
         self.flush(now)
 
     def _admitted(self, attempt: Attempt, now: float) -> None:

@@ -86,6 +86,11 @@ class HandOffs:
     def active(self) -> int:
         return len(self._transfers)
 
+    @property
+    def copying(self) -> set[int]:
+        """Ids of the copies under way."""
+        return set(self._copying)
+
     # -- life -----------------------------------------------------------------------------------------------------
 
     def start(self, attempt: Attempt, keys: list[BlockKey], now: float) -> None:

@@ -368,3 +368,27 @@ def test_reads_are_posted_while_later_chunks_compute(world: World) -> None:
     finish(world, submit(world))
     first_read, last_step = order.index("decode-0 Read"), len(order) - order[::-1].index("prefill-0 Step")
     assert first_read < last_step
+
+
+def test_the_next_plan_waits_for_the_copies_that_run_before_it(world: World) -> None:
+    """A prompt whose last copy is done joins the very next plan (what a stream pays for it: one message)."""
+    other = world.submit(prompt(3, 9), 400, prefill=[], ignore_eos=True)
+    while not world.answers[other].tokens[0]:
+        world.step()
+    submit(world)
+    core = world.decode["decode-0"]
+    lane = world.queues[">decode-0:main"]
+    joined = []
+    for _ in range(5_000):
+        if core.handoffs.copying and len(lane) == 1 and not core.state.batcher.in_flight:
+            before = core.handoffs.active
+            lane.popleft()()
+            world.queues["decode-0:main>"].popleft()()
+            if core.handoffs.active < before:
+                joined.append(core.state.batcher.in_flight_tokens)
+        elif not world.step():
+            break
+    assert joined
+    assert joined[-1] > 1, "the prompt that was complete is not in the plan that followed"
+    world.cancel(other)
+    world.run(check=True)
