@@ -1,0 +1,90 @@
+"""Inside the cluster: internal streams to real workers, as somebody who knows the secret."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from cluster.core.config import ClusterConfig
+from cluster.rpc import auth_metadata, channel
+from cluster.stubs.common_pb2 import Sampling
+from cluster.stubs.link_pb2_grpc import LinkStub
+from cluster.stubs.session_pb2 import FromDecode, SampleState, Submit
+from cluster.stubs.session_pb2_grpc import SessionStub
+from engine.model.tracer import reference_tokens
+from tests.integration.asks import EOS, Ask, End, ask_http
+from tests.integration.stack import BLOCK, SPEC, Stack, config
+
+PROMPT = [(7 * i + 3) % EOS for i in range(5 * BLOCK + 3)]
+COUNT = 4
+RIGHT = reference_tokens(PROMPT, COUNT, SPEC, stop_at_eos=False)
+WITHIN_S = 10.0
+
+attempts = (f"attempt-{number}" for number in itertools.count())
+
+
+def small_cluster() -> ClusterConfig:
+    """One worker of each kind, without patience."""
+    handoff = {"slots": 8, "slot_bytes": 8192, "offer_timeout_s": 0.3}
+    return config(prefill=1, decode=1, step_s=0.0, handoff=handoff)
+
+
+async def assert_unhurt(running: Stack, pids: dict[str, tuple[int, ...]]) -> None:
+    """The same processes, nothing in use, and a normal request over both workers is right."""
+    outcome = await ask_http(running, Ask(tuple(range(100)), 3))
+    assert outcome.end is End.OK, outcome
+    await running.quiet()
+    assert running.pids() == pids
+
+
+def secret(running: Stack) -> str:
+    return Path(running.cluster.config.secret_file or "").read_text().strip()
+
+
+@contextlib.asynccontextmanager
+async def stream(running: Stack, worker: str, service_name: str) -> AsyncIterator[Any]:
+    """An internal bidirectional stream to a worker, as somebody who knows the secret."""
+    async with channel(running.cluster.ready(worker).address) as connection:
+        stub = {"Session": SessionStub, "Link": LinkStub}[service_name](connection)
+        call = stub.Open(metadata=auth_metadata(secret(running)))
+        yield call
+        call.cancel()
+
+
+async def hear(call: Any, kinds: set[str]) -> Any:
+    """The next message of one of these kinds."""
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            message = await call.read()
+            assert hasattr(message, "WhichOneof"), f"the stream has ended: {await call.details()}"
+            if message.WhichOneof("message") in kinds:
+                return message
+
+
+def submit(**changes: Any) -> Submit:
+    fields: dict[str, Any] = {
+        "attempt": next(attempts),
+        "prompt": PROMPT,
+        "samples": [SampleState()],
+        "max_tokens": COUNT,
+        "sampling": Sampling(top_p=1.0, logprobs=-1),
+        "ignore_eos": True,
+        "deadline_s": 60.0,
+        **changes,
+    }
+    return Submit(**fields)
+
+
+async def answer(call: Any, attempt: str) -> list[int]:
+    """Every token of an attempt, up to its end."""
+    tokens: list[int] = []
+    while True:
+        message: FromDecode = await hear(call, {"tokens", "refused", "failed", "no_prefill", "preempted"})
+        assert message.HasField("tokens"), message
+        for run in message.tokens.runs:
+            if run.attempt == attempt:
+                tokens += run.ids
+                if run.end:
+                    return tokens
