@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.cli import ask as asking
+from cluster.cli import sim as simulating
 from cluster.cli.show import routers, show_urls, status_json, status_table
 from cluster.cli.start import (
     Started,
@@ -48,6 +49,7 @@ FIRST_QUESTION = (
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 model = typer.Typer(no_args_is_help=True, help="Models on this machine.")
 app.add_typer(model, name="model")
+app.command("sim")(simulating.sim)
 
 File = Annotated[Path | None, typer.Option("--file", "-f", help="cluster.yaml; defaults apply without one")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value, for example engine.dtype=float32")]

@@ -7,9 +7,7 @@ from engine.messages import (
     AddPeer,
     Command,
     Copy,
-    CopyDone,
     Digest,
-    DigestDone,
     PeerAdded,
     Poison,
     Read,
@@ -20,12 +18,12 @@ from engine.messages import (
 )
 from engine.model.base import Model
 from engine.pool import HostMemory
-from engine.stepper import Stepper
 from kv_transfer.transports.ranges import check_read
+from simulation.local_engine import LocalEngine, pieces
 
 
-class FakeEngine:
-    """One engine's bytes: the real stepper, memory and model, driven message by message."""
+class FakeEngine(LocalEngine):
+    """One engine's bytes, driven message by message; its reads take no time."""
 
     def __init__(
         self,
@@ -35,25 +33,12 @@ class FakeEngine:
         clock: ManualClock,
         memories: dict[str, HostMemory],
     ) -> None:
-        self.model = model
-        layout = self.model.layout
-        self.memory = HostMemory(layout, num_blocks, 2 * config.handoff.slots, config.handoff.slot_bytes)
-        self.memory.poison_all()
-        self.model.bind(self.memory.pool)
-        self.stepper = Stepper(self.model, self.memory, clock)
+        super().__init__(model, num_blocks, 2 * config.handoff.slots, config.handoff.slot_bytes, clock)
         self._memories = memories
 
     def handle(self, command: Command) -> Report | None:
-        if isinstance(command, Step):
-            return self.stepper.run(command)
-        if isinstance(command, Copy):
-            self.memory.copy_in(command.slot, command.blocks)
-            return CopyDone(command.id, self.memory.digests(command.blocks), 0.0)
-        if isinstance(command, Digest):
-            return DigestDone(command.id, self.memory.digests(command.blocks))
-        if isinstance(command, Poison):
-            self.memory.poison(command.blocks)
-            return None
+        if isinstance(command, Step | Copy | Digest | Poison):
+            return self.compute(command)
         if isinstance(command, AddPeer):
             return PeerAdded(command.peer, False, 1.0)
         if isinstance(command, Read):
@@ -64,10 +49,6 @@ class FakeEngine:
                 check_read(command.ranges, remote.pool_address, remote.pool.nbytes, self.memory.staging, command.slot)
             except TransferError as error:
                 return ReadFailed(command.id, str(error))
-            at = 0
-            for address, size in command.ranges:
-                offset = address - remote.pool_address
-                self.memory.staging[command.slot, at : at + size] = remote.pool.reshape(-1)[offset : offset + size]
-                at += size
+            self.land(command.slot, 0, pieces(remote, command.ranges))
             return ReadDone(command.id, 0.0)
         return None

@@ -30,6 +30,7 @@ SURFACE = {
     "scale": {"--name", "--root", "role", "count"},
     "generate": {"--max-tokens", "--temperature", "--raw", "--name", "--root", "--address", "text"},
     "model": {"pull", "list"},
+    "sim": {"--seed", "--seeds", "--trace"},
 }
 READY = Ready(
     name="router-0", role="router", address="127.0.0.1:8001", epoch=1, http="http://127.0.0.1:8000", pids=(7,)

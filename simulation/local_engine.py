@@ -1,0 +1,52 @@
+"""One engine's bytes without a process around them: the real stepper, memory and model, driven command by command."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.core.clock import Clock
+from cluster.core.errors import IntegrityError
+from engine.messages import Command, Copy, CopyDone, Digest, DigestDone, Poison, Report, Step
+from engine.model.base import Model
+from engine.pool import HostMemory
+from engine.stepper import Stepper
+
+
+class LocalEngine:
+    """Pool, staging and model of one engine. The caller decides when a command runs and when bytes move."""
+
+    def __init__(self, model: Model, num_blocks: int, slots: int, slot_bytes: int, clock: Clock) -> None:
+        self.model = model
+        self.memory = HostMemory(model.layout, num_blocks, slots, slot_bytes)
+        self.memory.poison_all()
+        model.bind(self.memory.pool)
+        self.stepper = Stepper(model, self.memory, clock)
+
+    def compute(self, command: Command) -> Report | None:
+        """What the compute thread does with a command. Raises IntegrityError for one that is not its business."""
+        match command:
+            case Step():
+                return self.stepper.run(command)
+            case Copy():
+                self.memory.copy_in(command.slot, command.blocks)
+                return CopyDone(command.id, self.memory.digests(command.blocks), 0.0)
+            case Digest():
+                return DigestDone(command.id, self.memory.digests(command.blocks))
+            case Poison():
+                self.memory.poison(command.blocks)
+                return None
+            case _:
+                raise IntegrityError(f"{type(command).__name__} is not for the compute thread")
+
+    def land(self, slot: int, at: int, sources: Sequence[NDArray[np.uint8]]) -> None:
+        """Bytes arrive in a staging slot, back to back from offset `at`."""
+        for source in sources:
+            self.memory.staging[slot, at : at + source.nbytes] = source
+            at += source.nbytes
+
+
+def pieces(memory: HostMemory, ranges: Sequence[tuple[int, int]]) -> list[NDArray[np.uint8]]:
+    """Views of (address, bytes) ranges of a pool: they show what is there when they are looked at."""
+    flat, start = memory.pool.reshape(-1), memory.pool_address
+    return [flat[address - start : address - start + size] for address, size in ranges]

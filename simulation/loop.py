@@ -1,0 +1,61 @@
+"""Virtual time: one heap of events, one clock, one source of chance. A seed is the whole story of a run.
+
+An event is a call at a time. Events at the same time run in the order in which they were made. Nothing here waits: the
+clock jumps from event to event.
+"""
+
+import heapq
+import random
+from collections.abc import Callable
+
+from cluster.core.clock import ManualClock
+
+Call = Callable[[], None]
+
+
+class Loop:
+    """Runs calls in order of time. `trace`, when given, gets one line per thing worth telling."""
+
+    def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
+        self.clock = ManualClock(100.0)
+        self.random = random.Random(f"headrace simulation {seed}")
+        self.events = 0
+        self._heap: list[tuple[float, int, Call]] = []
+        self._made = 0
+        self._trace = trace
+
+    @property
+    def now(self) -> float:
+        return self.clock.now()
+
+    @property
+    def traced(self) -> bool:
+        """Whether `log` goes anywhere: texts that cost time to make are made only then."""
+        return self._trace is not None
+
+    def at(self, when: float, call: Call) -> None:
+        """Run `call` at `when`, or now if that is past."""
+        self._made += 1
+        heapq.heappush(self._heap, (when, self._made, call))
+
+    def after(self, seconds: float, call: Call) -> None:
+        self.at(self.clock.now() + seconds, call)
+
+    def step(self) -> bool:
+        """Run the next event. False when there is none."""
+        if not self._heap:
+            return False
+        when, _, call = heapq.heappop(self._heap)
+        self.clock.advance(max(0.0, when - self.clock.now()))
+        self.events += 1
+        call()
+        return True
+
+    def log(self, text: str) -> None:
+        """One line of the trace."""
+        if self._trace is not None:
+            self._trace(f"{self.clock.now() - 100.0:9.4f}  {text}")
+
+    def chance(self, probability: float) -> bool:
+        """A seeded coin."""
+        return probability > 0 and self.random.random() < probability

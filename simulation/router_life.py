@@ -1,0 +1,168 @@
+"""A simulated router: the shell of router/runtime.py on in-memory streams."""
+
+from functools import partial
+
+from cluster.core.errors import HeadraceError, IntegrityError, Overloaded
+from cluster.stubs.session_pb2 import FromDecode
+from cluster.stubs.watch_pb2 import WatchEvent, WatchRequest
+from router.dispatcher import DispatcherCore
+from router.effects import (
+    CloseSession,
+    CloseWatch,
+    Deliver,
+    Effect,
+    Finished,
+    OpenSession,
+    OpenWatch,
+    ReopenSession,
+    ReopenWatch,
+    SendSession,
+    StreamClosed,
+    StreamOpened,
+)
+from simulation.client import Client
+from simulation.keeper import Keeper
+from simulation.network import End
+from simulation.process import Process
+from simulation.site import Site, Violation
+
+TICK_S = 0.1
+
+
+class RouterLife:
+    """One life of a router, with the clients connected to it."""
+
+    def __init__(self, site: Site, name: str) -> None:
+        self.site = site
+        self.name = name
+        self.process = Process(site.loop, name, name)
+        config = site.scenario.config
+        self.epoch = site.loop.random.getrandbits(64) | 1
+        self.core = DispatcherCore(config.router, config.timing, self.epoch, site.loop.random)
+        self.clients: dict[str, Client] = {}
+        self._watches: dict[str, Keeper] = {}
+        self._sessions: dict[str, Keeper] = {}
+
+    def start(self) -> None:
+        self.site.loop.log(f"{self.name} is up, epoch {self.epoch:016x}")
+        self._tick()
+
+    def members(self, addresses: list[str]) -> None:
+        """The supervisor's newest list."""
+        self._apply(self.core.set_members(addresses, self.site.loop.now))
+
+    def kill(self, *, silent: bool = False) -> None:
+        """SIGKILL: connections of clients are reset."""
+        if self.process.dead:
+            return
+        self.site.loop.log(f"{self.name} dies{' with its host' if silent else ''}")
+        self.process.silent = silent
+        self.process.kill()
+        self.site.network.died(self.process)
+        for client in self.clients.values():
+            if not client.over:
+                client.outcome = "reset"
+        self.site.gone(self.name)
+
+    # -- clients ----------------------------------------------------------------------------------------------------
+
+    def ask(self, client: Client) -> None:
+        """A client's request has been parsed."""
+        self.clients[client.request.request_id] = client
+        try:
+            effects = self.core.add_request(client.request, self.site.loop.now)
+        except Overloaded as error:
+            client.finish(error, self.site.loop.now)
+            return
+        self._apply(effects)
+
+    def cancel(self, client: Client) -> None:
+        """The client is gone."""
+        if not client.over:
+            client.outcome = "cancelled"
+            self._apply(self.core.cancel(client.request.request_id, self.site.loop.now))
+
+    def _stop(self, client: Client, index: int) -> None:
+        """The front door has found the end of this sample in its text."""
+        if not client.over and index not in client.ends:
+            client.stopped.add(index)
+            self._apply(self.core.stop(client.request.request_id, index, self.site.loop.now))
+
+    def _deliver(self, effect: Deliver) -> None:
+        client = self.clients[effect.request_id]
+        index = effect.event.index
+        if index in client.stopped:
+            raise Violation(f"I4: {effect.request_id}[{index}] gets tokens after it was stopped")
+        client.take(effect.event, self.site.loop.now)
+        wanted = client.wish.stop_at.get(index)
+        if wanted is not None and len(client.got[index]) >= wanted:
+            self.process.timer(self.site.loop.random.choice((0.0, 0.05)), partial(self._stop, client, index))
+
+    def _finished(self, request_id: str, error: HeadraceError | None) -> None:
+        client = self.clients[request_id]
+        client.finish(error, self.site.loop.now)
+        self.site.loop.log(f"{self.name}: {request_id} ends: {client.outcome} {error or ''}")
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._apply(self.core.tick(self.site.loop.now))
+        self.process.timer(TICK_S, self._tick)
+
+    def _apply(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._carry_out(effect)
+        try:
+            self.core.check_integrity()
+        except IntegrityError as error:
+            raise Violation(f"I2: {self.name}: {error}") from error
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case SendSession(address, message):
+                self._sessions[address].send(message)
+            case Deliver():
+                self._deliver(effect)
+            case Finished(request_id, error):
+                self._finished(request_id, error)
+            case OpenWatch(address):
+                self._watches[address] = self._keeper("watch", address)
+                self._watches[address].open()
+            case OpenSession(address):
+                self._sessions[address] = self._keeper("session", address)
+                self._sessions[address].open()
+            case ReopenWatch(address):
+                self._watches[address].reopen()
+            case ReopenSession(address):
+                self._sessions[address].reopen()
+            case CloseWatch(address):
+                self._watches.pop(address).close()
+            case CloseSession(address):
+                self._sessions.pop(address).close()
+
+    def _keeper(self, kind: str, address: str) -> Keeper:
+        on_event = self._on_watch if kind == "watch" else self._on_session
+        opened = partial(self._watch_opened, address) if kind == "watch" else partial(self._session_opened, address)
+        return Keeper(
+            self.site,
+            self.process,
+            address,
+            kind,
+            opened,
+            lambda message: on_event(address, message),
+            lambda event: on_event(address, event),
+        )
+
+    def _watch_opened(self, _: str, end: End) -> None:
+        end.send(WatchRequest(router_epoch=self.epoch))
+
+    def _session_opened(self, address: str, _: End) -> None:
+        self._on_session(address, StreamOpened())
+
+    def _on_watch(self, address: str, event: object) -> None:
+        assert isinstance(event, WatchEvent | StreamClosed)
+        self._apply(self.core.on_watch(address, event, self.site.loop.now))
+
+    def _on_session(self, address: str, event: object) -> None:
+        assert isinstance(event, FromDecode | StreamOpened | StreamClosed)
+        self._apply(self.core.on_session(address, event, self.site.loop.now))

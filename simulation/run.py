@@ -1,0 +1,148 @@
+"""One seed, from the first event to the verdict.
+
+1. traffic     the scenario's clients, while faults strike at any message
+2. recovery    no new faults; everybody comes back and is seen by everybody
+3. proof       two requests through each router must succeed at once: nothing stayed broken
+4. quiet       two seconds later nothing is in use anywhere (I2)
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cluster.core.errors import IntegrityError
+from simulation.client import Client, Wish
+from simulation.cluster import Cluster
+from simulation.faults import Faults
+from simulation.load import Load
+from simulation.loop import Loop
+from simulation.network import Network
+from simulation.scenario import Scenario, draw_scenario
+from simulation.site import Site, Violation
+
+RECOVERY_S = 60.0
+PROOF_S = 20.0
+QUIET_S = 2.0
+LONGEST_S = 600.0
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What one seed showed. `violation` is empty when every invariant held."""
+
+    seed: int
+    scenario: Scenario
+    violation: str = ""
+    virtual_s: float = 0.0
+    events: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    counters: Counter[str] = field(default_factory=Counter)
+
+    def line(self) -> str:
+        """The verdict in one line."""
+        outcomes = ", ".join(f"{count} {name}" for name, count in sorted(self.outcomes.items()))
+        faults = ", ".join(f"{count} {name}" for name, count in sorted(self.faults.items())) or "no fault"
+        verdict = self.violation or "all invariants held"
+        return f"seed {self.seed}: {verdict} ({outcomes}; {faults}; {self.virtual_s:.0f} s, {self.events} events)"
+
+
+class Simulation:
+    """One seeded world."""
+
+    def __init__(self, seed: int, *, faults: bool = True, trace: Callable[[str], None] | None = None) -> None:
+        self.loop = Loop(seed, trace)
+        self.scenario = draw_scenario(self.loop.random, faults=faults)
+        self.loop.log(f"seed {seed}: {self.scenario}")
+        self.site = Site(self.loop, Network(self.loop, self._latency), self.scenario)
+        self.cluster = Cluster(self.site)
+        self.load = Load(self.site, self.cluster)
+        self.faults = Faults(self.site, self.cluster)
+        self.verdict = Verdict(seed, self.scenario)
+
+    def run(self) -> Verdict:
+        """Play it to the end. Violations end in the verdict; errors of the simulation itself are raised."""
+        try:
+            self.traffic()
+            self.recovery()
+            self.proof()
+            self.quiet()
+        except (Violation, IntegrityError) as violation:
+            self.verdict.violation = str(violation)
+            self.loop.log(f"VIOLATION {violation}")
+        self._sum_up()
+        return self.verdict
+
+    def traffic(self) -> None:
+        self.load.begin()
+        self.faults.begin()
+        self._until(lambda: self.load.over, LONGEST_S, "the traffic never ends")
+        self.faults.end()
+
+    def recovery(self) -> None:
+        self._until(self.cluster.settled, RECOVERY_S, "the cluster does not recover")
+
+    def proof(self) -> None:
+        self.loop.log("recovered")
+        asked = [
+            self.load.ask(router, self.load.request(), Wish()) for router in self.cluster.routers.values() for _ in "12"
+        ]
+        self._until(lambda: all(client.over for client in asked), PROOF_S, "a request after the recovery hangs")
+        for client in asked:
+            if client.outcome != "ok":
+                raise Violation(f"I3: {client.request.request_id} fails after the recovery: {client.outcome}")
+
+    def quiet(self) -> None:
+        end = self.loop.now + QUIET_S
+        self._until(lambda: self.loop.now >= end, QUIET_S + 1, "time stands still")
+        for life in self.cluster.workers.values():
+            used = {k: v for k, v in life.core.status().gauges.items() if v}
+            if used:
+                raise Violation(f"I2: {life.name} still holds {used} {QUIET_S:g} s after the traffic")
+        for router in self.cluster.routers.values():
+            used = {k: v for k, v in router.core.gauges().items() if v}
+            if used:
+                raise Violation(f"I2: {router.name} still holds {used}")
+        self._judge(list(self.load.clients))
+
+    def _judge(self, clients: list[Client]) -> None:
+        """Every failure must be an honest one: no room, nobody there, or a deadline that was short."""
+        for client in clients:
+            honest = {"ok", "reset", "cancelled", "Overloaded", "Unavailable"}
+            if client.request.deadline_s < 10:
+                honest.add("DeadlineExceeded")
+            if client.outcome not in honest:
+                raise Violation(f"I3: {client.request.request_id} on {client.router} ended with {client.outcome}")
+
+    def _until(self, done: Callable[[], bool], seconds: float, otherwise: str) -> None:
+        """Run events until `done`, looked at every 0.1 s."""
+        latest = self.loop.now + seconds
+        while not done():
+            if self.loop.now > latest:
+                raise Violation(f"I3: {otherwise}")
+            stop = self.loop.now + 0.1
+            while self.loop.now < stop:
+                self.loop.step()
+
+    def _latency(self) -> float:
+        """Seconds of one message on one stream: mostly short, now and then very long."""
+        seconds = self.loop.random.expovariate(1 / self.scenario.latency_s)
+        if self.loop.chance(0.002):
+            seconds += self.loop.random.uniform(0.05, 1.0)
+        return seconds
+
+    def _sum_up(self) -> None:
+        verdict = self.verdict
+        verdict.virtual_s = self.loop.now - 100.0
+        verdict.events = self.loop.events
+        verdict.outcomes = Counter(client.outcome for client in self.load.clients)
+        verdict.faults = self.faults.struck
+        for life in self.cluster.workers.values():
+            verdict.counters.update(dict(life.core.status().counters))
+        for router in self.cluster.routers.values():
+            verdict.counters.update(router.core.counters())
+
+
+def simulate(seed: int, *, faults: bool = True, trace: Callable[[str], None] | None = None) -> Verdict:
+    """Run one seed. The same seed gives the same events, whatever machine it runs on."""
+    return Simulation(seed, faults=faults, trace=trace).run()
