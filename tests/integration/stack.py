@@ -96,6 +96,11 @@ class Connection:
             while (enough is None or len(self.received) < enough) and (data := await self.reader.read(65536)):
                 self.received += data
 
+    def say_no_more(self) -> None:
+        """Close our half; the answer may still come."""
+        with contextlib.suppress(OSError):  # the other end may have hung up already
+            self.writer.write_eof()
+
     def leave(self) -> None:
         """Close without a word, in whatever state: what was not read is thrown away, the peer gets a reset."""
         self.writer.transport.abort()

@@ -239,7 +239,7 @@ async def test_no_http(running: Stack, raw: bytes) -> None:
     """Whatever the HTTP server makes of it: no success, and nobody is hurt."""
     async with connect(running.url) as connection:
         await connection.send(raw)
-        connection.writer.write_eof()
+        connection.say_no_more()
         answer = await connection.answer()
     assert answer.status == 0 or 400 <= answer.status < 500
     await still_well(running)
