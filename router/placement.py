@@ -25,6 +25,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.requests import worst_blocks
+
 TRANSFER_MS_PER_TOKEN = 0.01  # 100 kB of KV per token at 10 GB/s; what counts is that moving is not free
 DEFAULT_TOKENS_PER_S = 1000.0  # before the first measurement
 DEFAULT_STEP_S = 0.01
@@ -89,8 +91,8 @@ class Demand:
         return self.prompt_tokens + sum(self.histories)
 
     def worst_blocks(self, block_size: int) -> int:
-        """blocks(prompt) + n x blocks(max_tokens): the bound that the front door checked."""
-        return _blocks(self.prompt_tokens, block_size) + len(self.histories) * _blocks(self.max_tokens, block_size)
+        """The bound that the front door checked."""
+        return worst_blocks(self.prompt_tokens, len(self.histories), self.max_tokens, block_size)
 
     def need_blocks(self, block_size: int) -> int:
         """Blocks wanted now: the KV there is, and one block per sample to grow into."""

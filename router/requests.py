@@ -88,13 +88,22 @@ class Running(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What fits, over both pools. `pool_tokens` bounds blocks(prompt) + n x blocks(max_tokens) on a decode worker."""
+    """What fits, over both pools. `pool_tokens` bounds what `worst_blocks` gives on a decode worker."""
 
     max_context: int
     pool_tokens: int
     block_size: int
     vocab_size: int
     eos_ids: tuple[int, ...]
+
+
+def worst_blocks(prompt_tokens: int, samples: int, max_tokens: int, block_size: int) -> int:
+    """Blocks of a request that writes all it may: samples share the prompt's full blocks, and each has its own rest.
+
+    A decode worker reckons the same way (decode_worker/admission.py): what fits here is never refused there for good.
+    """
+    shared = prompt_tokens // block_size
+    return shared + samples * (-(-(prompt_tokens + max_tokens) // block_size) - shared)
 
 
 class Dispatcher(Protocol):

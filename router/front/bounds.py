@@ -80,9 +80,9 @@ def _check_prompt(ask: Ask) -> None:
 
 
 def fit(ask: Ask, ids: list[int] | tuple[int, ...], limits: Limits) -> Fit:
-    """Whether blocks(prompt) + n x blocks(max_tokens) fit a decode worker's pool and the context of both pools.
+    """Whether a prompt with n answers of max_tokens fits a decode worker's pool and the context of both pools.
 
-    An omitted max_tokens becomes what fits.
+    An omitted max_tokens becomes what fits. The answers share the prompt's full blocks (router.requests.worst_blocks).
     """
     param = ask.spelling.prompt
     if not ids:
@@ -98,8 +98,9 @@ def fit(ask: Ask, ids: list[int] | tuple[int, ...], limits: Limits) -> Fit:
     _check_ids(ids, limits.vocab_size, param)
     _check_ids(ask.stop_token_ids, limits.vocab_size, "stop_token_ids")
     n, block = ask.n or 1, limits.block_size
-    free_blocks = limits.pool_tokens // block - -(-len(ids) // block)
-    room = min(room, max(0, free_blocks // n) * block)
+    shared = len(ids) // block
+    private = (limits.pool_tokens // block - shared) // n
+    room = min(room, (shared + private) * block - len(ids))
     if room < 1:
         raise InvalidRequest(
             f"the prompt's {len(ids)} tokens and {n} answer(s) do not fit the {limits.pool_tokens} of a decode worker",

@@ -98,8 +98,8 @@ def test_who_computes_the_prompt(demand: Demand, cached: int, prefill: bool, loc
         (LONG, 63 + 1),
         (replace(LONG, histories=(0, 0, 0)), 63 + 3),
         (replace(LONG, histories=(17, 0)), 63 + 2 + 2),
-        (replace(LONG, worst_case=True), 63 + 7),
-        (replace(LONG, histories=(100,), max_tokens=100), 63 + 7),
+        (replace(LONG, worst_case=True), 62 + 7),
+        (replace(LONG, histories=(100,), max_tokens=100), 62 + 7),
         (replace(LONG, prompt_tokens=1024, max_tokens=1), 64 + 1),
     ],
 )
@@ -110,7 +110,7 @@ def test_it_waits_until_there_is_room_for_prompt_history_and_growth(demand: Dema
 
 
 def test_what_no_live_worker_could_ever_take_waits_for_none() -> None:
-    nowhere = Snapshot((worker("d0", num_blocks=69, room_blocks=69),), ())
+    nowhere = Snapshot((worker("d0", num_blocks=68, room_blocks=68),), ())
     result = place(LONG, nowhere, random.Random(0))
     assert isinstance(result, Wait)
     assert result.hopeless

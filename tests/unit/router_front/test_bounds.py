@@ -1,4 +1,4 @@
-"""What fits: blocks(prompt) + n x blocks(max_tokens) in the pool, prompt + max_tokens in the context (FAULTS C30)."""
+"""What fits: the prompt and n answers in the pool, prompt + max_tokens in the context (FAULTS C30)."""
 
 from dataclasses import replace
 
@@ -38,7 +38,9 @@ def test_an_omitted_max_tokens_is_the_most_that_fits(
     limits = replace(LIMITS, max_context=context, pool_tokens=pool_blocks * size, block_size=size)
 
     def fits(most: int) -> bool:
-        return prompt + most <= context and blocks(prompt, size) + n * blocks(most, size) <= pool_blocks
+        shared = prompt // size  # full blocks of the prompt; each answer has the rest of it for itself
+        needed = shared + n * (blocks(prompt + most, size) - shared)
+        return prompt + most <= context and needed <= pool_blocks
 
     most = max((m for m in range(1, context + 1) if fits(m)), default=0)
     if most == 0:
