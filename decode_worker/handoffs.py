@@ -31,6 +31,7 @@ from decode_worker.peers import LinkState, Peer, Peers
 from decode_worker.state import State, copy_owner
 from engine.messages import Copy, CopyDone, Read, ReadDone, ReadFailed
 from kv_transfer.handoff import HandOff
+from kv_transfer.ranges import merge_ranges
 
 MAX_PREFILL_TRIES = 2
 POKE_S = 0.05  # a read that takes longer may need the holder to poll, whatever the warm-up showed
@@ -112,6 +113,8 @@ class HandOffs:
     def tick(self, now: float) -> None:
         """Move on what makes no progress."""
         limits = self._state.config.handoff
+        for agent in self._state.staging.unended:
+            self._peers.help_to_end(agent, now)
         for transfer in list(self._transfers.values()):
             waiting = [now - at for at in transfer.timeline.posted.values()]
             if waiting and max(waiting) > POKE_S and transfer.peer is not None:
@@ -268,8 +271,13 @@ class HandOffs:
         return transfer if transfer is not None and transfer.peer is peer else None
 
     def _starved(self, transfer: Transfer) -> bool:
-        """It is the holder's turn: nothing that it offered waits for our own reads, copies or slots."""
-        return not transfer.handoff.reads and not transfer.handoff.next_range(1)
+        """It is the holder's turn: nothing that it offered waits for our own reads, copies or slots.
+
+        Slots that wait for its own reads to end are its turn too.
+        """
+        if transfer.handoff.reads or transfer.peer is None:
+            return False
+        return not transfer.handoff.next_range(1) or self._state.staging.stuck(transfer.peer.name)
 
     def _next_holder(self, transfer: Transfer, reason: str, now: float, *, refused: bool = False) -> None:
         """Try the next prefill worker; with none left compute the rest here, or give it back when all refused."""
@@ -300,8 +308,11 @@ class HandOffs:
         transfer.peer = peer = self._peers.reach(address)
         transfer.progress_at = transfer.timeline.job_sent = now
         transfer.eta = 0.0
-        if peer.link is LinkState.MISMATCH:
-            self._next_holder(transfer, peer.reason, now, refused=True)
+        unusable = peer.reason if peer.link is LinkState.MISMATCH else ""
+        if self._state.staging.stuck(peer.name):
+            unusable = "reads that do not end hold all the slots it may have"
+        if unusable:
+            self._next_holder(transfer, unusable, now, refused=True)
             return
         wanted = transfer.handoff.verified_blocks * self._state.block_size
         transfer.asked = undrawn = [] if transfer.first_known else [s.index for s in attempt.undrawn]
@@ -384,14 +395,3 @@ class HandOffs:
             taken = Taken(attempt=transfer.attempt.id, until_position=len(transfer.attempt.prompt_ids), all=True)
             self._peers.send(transfer.peer, FromDecodePeer(taken=taken))
         self._on.settled(transfer.attempt, transfer, now)
-
-
-def merge_ranges(addresses: list[int], size: int) -> list[tuple[int, int]]:
-    """(address, bytes) of blocks in order, neighbours in memory joined into one range (FAULTS P07)."""
-    ranges: list[tuple[int, int]] = []
-    for address in addresses:
-        if ranges and sum(ranges[-1]) == address:
-            ranges[-1] = (ranges[-1][0], ranges[-1][1] + size)
-        else:
-            ranges.append((address, size))
-    return ranges

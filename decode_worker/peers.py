@@ -13,6 +13,8 @@ from engine.messages import AddPeer, DropPeer, PeerAdded, PeerFailed
 MAX_ADDRESS = 1 << 62  # with any block of an offer added it is still a 64-bit number
 MAX_METADATA_BYTES = 1 << 20  # some kB are usual
 
+ASK_AGAIN_S = 1.0  # a holder polls for longer than that when it is asked to
+
 
 class LinkState(Enum):
     DIALLING = auto()
@@ -31,6 +33,7 @@ class Peer:
     readable: bool = False
     needs_polling: bool = False
     reason: str = ""
+    ask_again_at: float = 0.0
     waiting: list[FromDecodePeer] = field(default_factory=list)
 
 
@@ -99,6 +102,13 @@ class Peers:
         if not peer.needs_polling and peer.link is LinkState.UP:
             peer.needs_polling = True
             self._state.counters["holders_asked_to_poll"] += 1
+            self._state.to_prefill(peer.name, FromDecodePeer(warmed=Warmed(needs_polling=True)))
+
+    def help_to_end(self, name: str, now: float) -> None:
+        """Reads that were given up still hold slots: have their holder poll, jobs or no jobs, until they have ended."""
+        peer = self._peers.get(name)
+        if peer is not None and peer.link is LinkState.UP and now >= peer.ask_again_at:
+            peer.ask_again_at = now + ASK_AGAIN_S
             self._state.to_prefill(peer.name, FromDecodePeer(warmed=Warmed(needs_polling=True)))
 
     def unreadable(self, report: PeerFailed) -> Peer | None:

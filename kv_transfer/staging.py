@@ -39,10 +39,24 @@ class Staging:
     def set_aside(self) -> int:
         return len(self._set_aside)
 
+    @property
+    def unended(self) -> list[str]:
+        """Peers whose reads were given up and have not ended."""
+        return sorted({held.peer for held in self._set_aside.values()})
+
+    def stuck(self, peer: str) -> bool:
+        """Whether no read from `peer` can start before one that was given up has ended: waiting would be in vain."""
+        set_aside = sum(held.peer == peer for held in self._set_aside.values())
+        return set_aside >= self._per_peer or (not self._free and not self.in_use)
+
+    @property
+    def _per_peer(self) -> int:
+        return max(1, self.active // 4)
+
     def start_read(self, peer: str) -> tuple[int, int] | None:
         """(read id, slot) for a new read from `peer`; None when that peer or the whole staging has enough in hand."""
         from_peer = sum(held.peer == peer for held in (*self._reading.values(), *self._set_aside.values()))
-        if from_peer >= max(1, self.active // 4) or self.in_use >= self.active or not self._free:
+        if from_peer >= self._per_peer or self.in_use >= self.active or not self._free:
             return None
         self._next_id += 1
         held = Held(self._free.pop(), peer)

@@ -64,11 +64,11 @@ class PrefillCore:
 
     # -- decode workers -------------------------------------------------------------------------------------------
 
-    def link_opened(self, link: str, theirs: WorkerIdentity) -> None:
+    def link_opened(self, link: str, theirs: WorkerIdentity, now: float) -> None:
         """A decode worker has said hello; it judges whether we fit. Until it has warmed the link, the engine helps."""
         self._readers.opened(link)
         self._send(link, FromPrefill(hello=self._hello))
-        self._serve()
+        self._serve(now)
 
     def link_closed(self, link: str, now: float) -> None:
         """Nobody can take what these jobs offer."""
@@ -92,7 +92,7 @@ class PrefillCore:
         elif kind == "recheck":
             self._recheck(link, message.recheck)
         elif kind == "warmed":
-            self._readers.warmed(link, needs_polling=message.warmed.needs_polling)
+            self._readers.warmed(link, now, needs_polling=message.warmed.needs_polling)
         self._after(now)
 
     # -- engine ---------------------------------------------------------------------------------------------------
@@ -333,14 +333,14 @@ class PrefillCore:
             self._effects.append(ToEngine(Poison(recycled)))
         self._effects.append(ToEngine(command))
 
-    def _serve(self) -> None:
+    def _serve(self, now: float) -> None:
         """Have the engine poll for its readers exactly while one may need it."""
-        change = self._readers.change(job.link for job in self.jobs.values())
+        change = self._readers.change((job.link for job in self.jobs.values()), now)
         if change is not None:
             self._to_engine(Serve(change))
 
     def _after(self, now: float) -> None:
-        self._serve()
+        self._serve(now)
         step = self.batcher.next_step(now)
         if step is not None:
             self._to_engine(step)

@@ -56,7 +56,7 @@ class PrefillServer(link_pb2_grpc.LinkServicer):
         stream = self._links[name] = ServerStream(context)
         try:
             with self.errors.end_this_life():
-                self._core.link_opened(name, first.hello)
+                self._core.link_opened(name, first.hello, self._clock.now())
                 self.apply()
             await stream.run(request_iterator, lambda message: self._receive(name, message))
         finally:

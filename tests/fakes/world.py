@@ -248,7 +248,7 @@ class World:
 
         def deliver() -> None:
             if peer in self.prefill:
-                self.prefill[peer].link_opened(name, self.decode[name].state.facts.identity)
+                self.prefill[peer].link_opened(name, self.decode[name].state.facts.identity, self.clock.now())
                 self._prefill_effects(peer)
             else:
                 self.decode[name].link_closed(effect.peer, "nobody answers", self.clock.now())
