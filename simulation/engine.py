@@ -6,7 +6,7 @@ from functools import partial
 
 from engine.messages import AddPeer, Command, DropPeer, Read, Report, Serve, Step
 from simulation.local_engine import LocalEngine
-from simulation.loop import Loop
+from simulation.loop import Loop, brief
 from simulation.network import Network
 from simulation.process import Process
 from simulation.scenario import Scenario
@@ -54,6 +54,8 @@ class SimEngine:
         self._loop.at(self._out_at, lambda: self._server.arrive(call))
 
     def _take(self, command: Command) -> None:
+        if self._loop.traced:
+            self._loop.log(f"{self.process.name} > {brief(command)}")
         if isinstance(command, Read | AddPeer | DropPeer | Serve):
             self.wire.take(command)
         else:
@@ -84,5 +86,7 @@ class SimEngine:
         return seconds
 
     def _report(self, report: Report) -> None:
+        if self._loop.traced:
+            self._loop.log(f"{self.process.name} < {brief(report)}")
         self._out_at = max(self._out_at, self._loop.now + self._loop.random.uniform(*_SOCKET_S))
         self._loop.at(self._out_at, lambda: self._server.arrive(partial(self._reported, report)))

@@ -59,3 +59,9 @@ class Loop:
     def chance(self, probability: float) -> bool:
         """A seeded coin."""
         return probability > 0 and self.random.random() < probability
+
+
+def brief(message: object) -> str:
+    """A message on one line of a trace, without its long lists."""
+    text = " ".join(repr(message).split())
+    return text if len(text) < 170 else text[:167] + "..."

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from simulation.loop import Loop
+from cluster.stubs.watch_pb2 import WatchEvent
+from simulation.loop import Loop, brief
 from simulation.process import Condition, Process
 
 KEEPALIVE_S = (10.0, 20.0)  # between these many seconds of silence gRPC closes a connection (cluster/rpc.py)
@@ -191,8 +192,8 @@ class Network:
 
     def arrived(self, stream: Stream, receiver: End, message: object) -> None:
         """A message is about to be taken: the moment at which faults like to strike."""
-        if self.loop.traced and not isinstance(message, _End):
-            self.loop.log(f"{stream.name} {'>' if receiver is stream.server else '<'} {_short(message)}")
+        if self.loop.traced and not isinstance(message, _End | WatchEvent):
+            self.loop.log(f"{stream.name} {'>' if receiver is stream.server else '<'} {brief(message)}")
         self.watching()
 
     def _of(self, process: Process) -> list[tuple[Stream, End]]:
@@ -222,9 +223,3 @@ class Network:
 
 def _nobody(_: object) -> None:
     raise AssertionError("an end of a stream that nobody holds")
-
-
-def _short(message: object) -> str:
-    """One line of a protobuf message, without its long lists."""
-    text = str(message).replace("\n", " ")
-    return text if len(text) < 160 else text[:157] + "..."

@@ -57,7 +57,7 @@ class PrefillLife(WorkerLife):
         self._links[name] = end
         end.received = lambda more: self._heard(name, more)
         end.closed = lambda _: self._hung_up(name)
-        self.core.link_opened(name, message.hello)
+        self.core.link_opened(name, message.hello, self.site.loop.now)
         self.handled()
 
     def _heard(self, name: str, message: object) -> None:
