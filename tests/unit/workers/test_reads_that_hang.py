@@ -1,4 +1,4 @@
-"""Reads that do not end: they may cost their holder its work, but never this worker its progress. Found by simulation."""
+"""Reads that do not end may cost their holder its work, but never this worker its progress. Found by simulation."""
 
 from cluster.stubs.common_pb2 import WorkerAddress
 from kv_transfer.staging import Staging
