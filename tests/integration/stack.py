@@ -217,13 +217,12 @@ class Stack:
     async def all_ready(self, within_s: float = 30.0) -> None:
         """Until every program runs and the router sees every worker as ready."""
         await asyncio.to_thread(self.cluster.wait_ready, within_s)
-        expected = {self.cluster.ready(name).address for name in self.cluster.names if not name.startswith("router")}
 
         async def seen() -> bool:
             workers = (await self.status())["workers"]
-            return (
-                {w["address"] for w in workers if w["state"] == "ready"} == expected == {w["address"] for w in workers}
-            )
+            programs = [self.cluster.status(name) for name in self.cluster.names if not name.startswith("router")]
+            expected = {(p.ready.address, "ready") for p in programs if p is not None and p.ready is not None}
+            return {(w["address"], w["state"]) for w in workers} == expected and len(expected) == len(programs)
 
         assert await until(seen, within_s), await self.status()
 

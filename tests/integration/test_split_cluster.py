@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +66,10 @@ async def test_random_load(running: Stack) -> None:
 @pytest.mark.verify
 async def test_two_thousand_random_requests(running: Stack) -> None:
     await check_random_load(running, 2500, "long")
+
+
+@pytest.mark.verify
+def test_random_load_over_tcp(tmp_path: Path) -> None:
+    """Where reads need the holder to poll for them."""
+    with stack(config(transport={"require": "tcp"}), tmp_path) as cluster:
+        asyncio.run(check_random_load(cluster, 800, "tcp"))

@@ -7,13 +7,14 @@ import random
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from cluster.pipe import Ready
-from tests.integration.asks import EOS, Ask, End, GrpcClient, Outcome, ask_http
-from tests.integration.stack import BLOCK, CLOCK, Stack, config, pause, stack, until
+from tests.integration.asks import End, GrpcClient, Outcome, ask_http, random_ask
+from tests.integration.stack import CLOCK, Stack, config, pause, stack, until
 
 CLIENTS = [*(f"stream {i}" for i in range(8)), *(f"grpc {i}" for i in range(2)), "whole 0", "whole 1"]
 STREAMS = len(CLIENTS)
@@ -49,8 +50,8 @@ class Traffic:
         """`name`: "stream 3", "grpc 0" or "whole 1"."""
         kind = name.split()[0]
         while self._going:
-            prompt = self._random.choices(range(EOS), k=self._random.randrange(BLOCK, 12 * BLOCK))
-            ask = Ask(tuple(prompt), self._random.randrange(30, 70), stream=kind != "whole")
+            tokens = self._random.randrange(30, 70)
+            ask = replace(random_ask(self._random), max_tokens=tokens, stream=kind != "whole")
             asked = CLOCK.now()
             async with asyncio.timeout(DEADLINE_S + 3):
                 started = partial(self._started, name)
