@@ -114,6 +114,7 @@ class DispatcherCore:
 
     def add_request(self, request: Request, now: float, trace: Trace | None = None) -> list[Effect]:
         """Admit a request and place it if that is possible now. `trace` is filled while it runs. Raises Overloaded."""
+        self._notice_gap(now)
         try:
             self._books.admit(request, trace or Trace(), now)
         except Overloaded:
@@ -153,8 +154,7 @@ class DispatcherCore:
 
     def tick(self, now: float) -> list[Effect]:
         """Let time act: deadlines, silence, patience, retries. To be called several times a second."""
-        if self._last_tick is not None and now - self._last_tick > self._workers.suspect_s / 2:
-            self._workers.forgive(now - self._last_tick)  # this process itself was frozen
+        self._notice_gap(now)
         self._last_tick = now
         for worker in self._workers.silent(now):
             self._endings.counters["workers_silent"] += 1
@@ -183,6 +183,7 @@ class DispatcherCore:
 
     def on_watch(self, address: str, event: WatchEvent | StreamClosed, now: float) -> list[Effect]:
         """Something happened on the watch to this address."""
+        self._notice_gap(now)
         worker = self._workers.get(address)
         if worker is None:
             return []
@@ -202,6 +203,7 @@ class DispatcherCore:
 
     def on_session(self, address: str, event: pb.FromDecode | StreamOpened | StreamClosed, now: float) -> list[Effect]:
         """Something happened on the session to this address."""
+        self._notice_gap(now)
         worker = self._workers.get(address)
         if worker is None:
             return []
@@ -219,6 +221,19 @@ class DispatcherCore:
             if not self._hearing.hear(worker, event, now):
                 return self._take_effects()
         return self._pump(now)
+
+    def _notice_gap(self, now: float) -> None:
+        """This process was frozen: nobody is to blame for silence in that time, and nobody's patience ran out in it."""
+        gap = 0.0 if self._last_tick is None else now - self._last_tick
+        if gap <= self._workers.suspect_s / 2:
+            return
+        self._last_tick = now
+        self._workers.forgive(gap)
+        if self._stranded_since is not None:
+            self._stranded_since += gap
+        for follow in self._books.requests.values():
+            if follow.tries.stranded_since is not None:
+                follow.tries.stranded_since += gap
 
     def _introduced(self, worker: WorkerView, before: int, now: float) -> None:
         """A watch Hello came: the same worker again, or a new peer on a known address."""

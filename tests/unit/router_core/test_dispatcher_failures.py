@@ -2,8 +2,11 @@
 
 import random
 
+import pytest
+
 from cluster.core.errors import InvalidRequest, RequestFailed, Unavailable
 from cluster.stubs import session_pb2 as pb
+from router.effects import StreamClosed
 from router.queue import SCAN
 from tests.unit.router_core.fakes import Faults, expected, request
 from tests.unit.router_core.world import cancels, failure, said, states, submits, world
@@ -50,6 +53,25 @@ def test_a_router_that_was_frozen_blames_nobody() -> None:
     assert "workers_silent" not in made.core.counters()
     made.run()
     assert client.trace.attempts == 1
+
+
+@pytest.mark.parametrize("first", ["tick", "watch"])
+def test_nobodys_patience_runs_out_while_the_router_is_frozen(first: str) -> None:
+    """Found by simulation: a router that woke gave up its requests at once, having "waited" all the time it slept."""
+    made = world()
+    client = made.ask(request("r", max_tokens=9))
+    made.die("d0:1")
+    for _ in range(4):
+        made.advance()
+    made.now += 60.0
+    if first == "watch":
+        made.apply(made.core.on_watch("p0:1", StreamClosed("keepalive"), made.now))
+    made.apply(made.core.tick(made.now))
+    assert not client.outcomes
+    made.workers["d0:1"].restart()
+    made.run()
+    assert client.outcomes == [None]
+    assert client.ids[0] == expected(client.request, 0)
 
 
 def test_another_epoch_on_the_same_address_is_another_peer() -> None:
