@@ -54,7 +54,9 @@ class Cluster:
     def settled(self) -> bool:
         """Everybody is up, knows everybody, and nobody holds half of a stream."""
         lives = list(self.workers.values())
-        if any(not life.process.up or not life.engine.process.up or life.lost for life in lives):
+        if not self.site.network.whole or any(
+            not life.process.up or not life.engine.process.up or life.lost for life in lives
+        ):
             return False
         if any(not s.client.open or not s.server.open or s.broken for s in self.site.network.streams):
             return False

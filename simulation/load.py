@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from router.requests import Request, SamplingParams
+from router.requests import Request, SamplingParams, worst_blocks
 from simulation.client import Client, Wish
 from simulation.cluster import Cluster
 from simulation.router_life import RouterLife
@@ -61,7 +61,7 @@ class Load:
             shared = rng.choice(self._systems) if rng.random() < 0.5 else []
             prompt = shared + self._tokens(rng.randrange(1, 40))
             count = rng.randrange(1, 24)
-            if -(-len(prompt) // BLOCK) + n * -(-count // BLOCK) <= room and -(-(len(prompt) + count) // BLOCK) <= room:
+            if worst_blocks(len(prompt), n, count, BLOCK) <= room:
                 break
         greedy = rng.random() < 0.5
         sampling = SamplingParams(

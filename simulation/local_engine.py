@@ -46,7 +46,7 @@ class LocalEngine:
             at += source.nbytes
 
 
-def pieces(memory: HostMemory, ranges: Sequence[tuple[int, int]]) -> list[NDArray[np.uint8]]:
-    """Views of (address, bytes) ranges of a pool: they show what is there when they are looked at."""
-    flat, start = memory.pool.reshape(-1), memory.pool_address
+def pieces(memory: HostMemory, start: int, ranges: Sequence[tuple[int, int]]) -> list[NDArray[np.uint8]]:
+    """Views of (address, bytes) ranges of a pool that begins at `start`: they show what is there when looked at."""
+    flat = memory.pool.reshape(-1)
     return [flat[address - start : address - start + size] for address, size in ranges]

@@ -154,6 +154,11 @@ class Network:
         self.streams[stream] = None
         return stream
 
+    @property
+    def whole(self) -> bool:
+        """Whether there is no partition."""
+        return not self._cuts
+
     def cut(self, one: Process, other: Process) -> bool:
         """Whether nothing passes between these two now."""
         return bool(self._cuts) and frozenset((one.host, other.host)) in self._cuts

@@ -30,7 +30,7 @@ class PrefillLife(WorkerLife):
             identity=identity,
             agent=self.agent,
             agent_metadata=self.agent.encode(),
-            pool_address=local.memory.pool_address,
+            pool_address=self.engine.wire.base,
             block_bytes=local.model.layout.block_bytes,
             transport="simulated",
         )

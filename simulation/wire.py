@@ -67,6 +67,7 @@ class Wire:
     ) -> None:
         self.process = process
         self.local = local
+        self.base = process.loop.random.getrandbits(40) << 12  # where its pool begins: no real address, so runs replay
         self.serving = False
         self._agents = agents
         self._network = network
@@ -95,7 +96,7 @@ class Wire:
 
     def _add(self, command: AddPeer) -> None:
         holder = self._agents.get(command.peer)
-        if holder is not None and holder.local.memory.pool_address != command.pool_address:
+        if holder is not None and holder.base != command.pool_address:
             self._report(PeerFailed(command.peer, "the pool is elsewhere"))
             return
         deadline = self.process.loop.now + WARM_TIMEOUT_S
@@ -122,8 +123,8 @@ class Wire:
         if read.peer not in self._peers or holder is None:
             self._report(ReadFailed(read.id, "the peer is unknown, or its link is not warm"))
             return
-        memory, staging = holder.local.memory, self.local.memory.staging
-        check_read(read.ranges, memory.pool_address, memory.pool.nbytes, staging, read.slot)  # raises: ours is right
+        pool, staging = holder.local.memory.pool, self.local.memory.staging
+        check_read(read.ranges, holder.base, pool.nbytes, staging, read.slot)  # raises: our own server never errs
         loop, scenario = self.process.loop, self._scenario
         seconds = loop.random.uniform(0.0002, 0.002)
         if loop.chance(scenario.read_slow):
@@ -181,5 +182,5 @@ class Wire:
 def _sources(posted: _Posted) -> list[Bytes]:
     """The holder's memory under a read, in pieces of a block."""
     size = posted.holder.local.memory.layout.block_bytes
-    ranges = pieces(posted.holder.local.memory, posted.read.ranges)
+    ranges = pieces(posted.holder.local.memory, posted.holder.base, posted.read.ranges)
     return [source[at : at + size] for source in ranges for at in range(0, source.nbytes, size)]

@@ -49,6 +49,6 @@ class FakeEngine(LocalEngine):
                 check_read(command.ranges, remote.pool_address, remote.pool.nbytes, self.memory.staging, command.slot)
             except TransferError as error:
                 return ReadFailed(command.id, str(error))
-            self.land(command.slot, 0, pieces(remote, command.ranges))
+            self.land(command.slot, 0, pieces(remote, remote.pool_address, command.ranges))
             return ReadDone(command.id, 0.0)
         return None
