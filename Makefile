@@ -24,8 +24,8 @@ check: $(STAMP) ## ruff and mypy, strict
 bench: $(STAMP) ## the benchmarks; tables go to benchmarks/results/
 	$(BIN)/python -m benchmarks $(ARGS)
 
-verify: $(STAMP) ## the long tests
-	$(BIN)/python -m pytest -m verify $(ARGS)
+verify: $(STAMP) ## the long tests; their summary goes to docs/verify/
+	$(BIN)/python -m pytest -m verify --record docs/verify $(ARGS)
 
 proto: $(STAMP) ## generate cluster/stubs from proto/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Icluster/stubs=proto --python_out=. --grpc_python_out=. \

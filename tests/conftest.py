@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+pytest_plugins = ["tests.verify_record"]
+
 MARK = "HEADRACE_TEST_SESSION"
 """Set in our environment, so that every process started from here carries it, however it detaches itself."""
 

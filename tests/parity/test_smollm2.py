@@ -24,9 +24,9 @@ from cluster.stubs.inference_pb2_grpc import InferenceStub
 from engine.messages import SampleSpec
 from tests.checkpoints import reference_model
 from tests.integration.stack import Stack, stack
-from tests.parity.conftest import Report
 from tests.parity.judge import GREEDY, Ledger
 from tests.parity.prompts import LONG_TOKENS, PROMPTS, QUICK, Prompt
+from tests.verify_record import Report
 
 if TYPE_CHECKING:
     from cluster.stubs.inference_pb2_grpc import InferenceAsyncStub

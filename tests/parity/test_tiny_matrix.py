@@ -11,8 +11,8 @@ import pytest
 from cluster.stubs.session_pb2 import SampleState
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
 from tests.fakes.world import World
-from tests.parity.conftest import Report
 from tests.parity.lab import GREEDY, LOCAL, SAMPLINGS, SEEDED, Asked, B, Lab, end_quietly, prompt
+from tests.verify_record import Report
 
 SHORT = [1, B - 1, B, B + 1, 4 * B - 1, 4 * B, 4 * B + 1]
 LONG = {33 * B - 1: "greedy", 33 * B: "seeded", 33 * B + 1: "uncut"}  # longer than the largest chunk

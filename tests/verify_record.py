@@ -1,0 +1,75 @@
+"""What a run reports beyond pass and fail, and the record that `make verify` keeps of it (`--record DIR`)."""
+
+import os
+import platform
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from _pytest.terminal import TerminalReporter
+
+Report = Callable[[str], None]
+_LINES = pytest.StashKey[list[str]]()
+_SLOW_S = 1.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", metavar="DIR", help="write a summary of this run to DIR/<date>.md")
+
+
+@pytest.fixture(scope="session")
+def report(request: pytest.FixtureRequest) -> Report:
+    """Notes a line for the end of the run: figures and exceptions are printed, not hidden, also when all is well."""
+    return request.config.stash.setdefault(_LINES, []).append
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    """Print what was noted, and keep it when asked to."""
+    lines = config.stash.get(_LINES, [])
+    if lines:
+        terminalreporter.section("reported")
+    for line in lines:
+        terminalreporter.write_line(line)
+    folder = config.getoption("--record")
+    if folder:
+        file = Path(str(folder)) / f"{datetime.now(UTC):%Y-%m-%d}.md"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(_summary(terminalreporter, lines), encoding="utf-8")
+        terminalreporter.write_line(f"recorded in {file}")
+
+
+def _summary(terminalreporter: TerminalReporter, lines: list[str]) -> str:
+    counts = {name: len(terminalreporter.stats.get(name, [])) for name in ("passed", "failed", "error", "skipped")}
+    took = [
+        (each.duration, each.nodeid, outcome)
+        for outcome in ("passed", "failed", "error")
+        for each in terminalreporter.stats.get(outcome, [])
+        if each.duration >= _SLOW_S or outcome != "passed"
+    ]
+    rows = [f"| {node} | {outcome} | {seconds:.0f} |" for seconds, node, outcome in sorted(took, reverse=True)]
+    return "\n".join(
+        [
+            f"# `make verify`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+            "",
+            ", ".join(f"{count} {name}" for name, count in counts.items()) + ".",
+            "",
+            f"Machine: {_processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, "
+            + ", ".join(f"{name} {version(name)}" for name in ("torch", "nixl", "ray", "grpcio", "transformers"))
+            + ".",
+            "",
+            "| test | outcome | seconds |",
+            "| --- | --- | --- |",
+            *rows,
+            "",
+            *(["## Reported", "", *(f"- {line}" for line in lines), ""] if lines else []),
+        ]
+    )
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
