@@ -114,8 +114,7 @@ class DecodeCore:
 
     def warm(self, addresses: list[WorkerAddress]) -> None:
         """Prefill workers that exist: dial them before the first request needs them."""
-        for address in addresses:
-            self.peers.reach(address)
+        self.peers.members(addresses)
 
     def from_prefill(self, peer_name: str, message: FromPrefill, now: float) -> None:
         peer = self.peers.get(peer_name)
@@ -170,10 +169,26 @@ class DecodeCore:
         """What time alone decides: deadlines, patience with prefill workers, an overdue plan (I9)."""
         for attempt in [a for a in self.state.attempts.values() if now > a.deadline]:
             self._failed(attempt, "deadline exceeded", False, now)
+        self.peers.keep_up(now)
         self.handoffs.tick(now)
         batcher = self.state.batcher
         if batcher.in_flight and self._overdue.overdue(batcher.in_flight_tokens, now - batcher.plan_sent_at):
             self.state.effects.append(Lost(f"plan {batcher.plan} is overdue after {now - batcher.plan_sent_at:.1f} s"))
+        self._after(now)
+
+    # -- leaving --------------------------------------------------------------------------------------------------
+
+    def drain(self, now: float) -> None:
+        """Take no new work, and no work that still waits for room: its router finds it another place at once."""
+        self.state.draining = True
+        self._admission.turn_away()
+        self._after(now)
+
+    def hand_over(self, now: float) -> None:
+        """The time to drain is over: routers go on elsewhere with what still runs here."""
+        for attempt in list(self.state.attempts.values()):
+            self.state.counters["handed_over"] += 1
+            self._decoding.give_back(attempt, draining=True)
         self._after(now)
 
     def slept(self, seconds: float) -> None:

@@ -69,6 +69,8 @@ class Links:
                 # grpc's type stubs know only the form with a request iterator; we write by hand.
                 call = LinkStub(connection).Open(metadata=auth_metadata(self._secret))  # type: ignore[call-arg]
                 await asyncio.wait_for(self._greet(peer, call), HELLO_TIMEOUT_S)
+                if self._tasks.get(peer) is not asyncio.current_task():
+                    return  # hung up because of what the hello said
                 reason = await self._talk(peer, call)
         except TimeoutError:
             reason = f"no hello within {HELLO_TIMEOUT_S:.0f} s"

@@ -13,6 +13,7 @@ from engine.messages import AddPeer, DropPeer, PeerAdded, PeerFailed
 MAX_ADDRESS = 1 << 62  # with any block of an offer added it is still a 64-bit number
 MAX_METADATA_BYTES = 1 << 20  # some kB are usual
 
+REDIAL_S = 1.0
 ASK_AGAIN_S = 1.0  # a holder polls for longer than that when it is asked to
 
 
@@ -43,6 +44,8 @@ class Peers:
     def __init__(self, state: State) -> None:
         self._state = state
         self._peers: dict[str, Peer] = {}
+        self._members: dict[str, WorkerAddress] = {}
+        self._missed: dict[str, float] = {}  # members without a link: when to dial them again
 
     def get(self, peer: str) -> Peer | None:
         return self._peers.get(peer)
@@ -55,6 +58,27 @@ class Peers:
             peer = self._peers[name] = Peer(name, address)
             self._state.effects.append(Dial(name, address))
         return peer
+
+    def members(self, addresses: list[WorkerAddress]) -> None:
+        """Every prefill worker that exists, dialled before the first request needs it."""
+        self._members = {agent_name(a.worker, a.epoch): a for a in addresses}
+        self._missed = {name: at for name, at in self._missed.items() if name in self._members}
+        for peer in [p for p in self._peers.values() if p.link is LinkState.MISMATCH and p.name not in self._members]:
+            del self._peers[peer.name]
+        for address in addresses:
+            self.reach(address)
+
+    def keep_up(self, now: float) -> None:
+        """Dial members again whose link was lost, each after a pause of its own so that not all dial at once."""
+        for name, address in self._members.items():
+            if name in self._peers:
+                self._missed.pop(name, None)
+            elif name not in self._missed:
+                ours = self._state.facts.identity.epoch
+                self._missed[name] = now + REDIAL_S * (0.5 + (ours ^ address.epoch) % 1024 / 1024)
+            elif now >= self._missed[name]:
+                del self._missed[name]
+                self.reach(address)
 
     def send(self, peer: Peer, message: FromDecodePeer) -> None:
         """Send now, or as soon as the link is up."""
@@ -71,8 +95,9 @@ class Peers:
         peer.hello = hello
         peer.reason = self._difference(peer, hello) or ""
         if peer.reason:
-            peer.link = LinkState.MISMATCH
+            peer.link = LinkState.MISMATCH  # for as long as this life is a member: the same life never changes
             peer.waiting.clear()
+            self._state.effects.append(HangUp(name))
             return peer.reason
         peer.link = LinkState.UP
         self._state.to_engine(AddPeer(hello.agent, hello.agent_metadata, hello.pool_address))
@@ -121,7 +146,9 @@ class Peers:
         return peer
 
     def _by_agent(self, agent: str) -> Peer | None:
-        return next((p for p in self._peers.values() if p.hello is not None and p.hello.agent == agent), None)
+        """Whose link is up under this agent's name; a peer that was dialled at its address for another is not it."""
+        peer = self._peers.get(agent)
+        return peer if peer is not None and peer.link is LinkState.UP else None
 
     def _difference(self, peer: Peer, hello: PrefillHello) -> str | None:
         theirs, ours = hello.identity, self._state.facts.identity

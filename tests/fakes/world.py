@@ -229,7 +229,7 @@ class World:
             elif isinstance(effect, Dial):
                 self._dial(name, effect)
             elif isinstance(effect, HangUp):
-                raise AssertionError("nothing fails to be read here")
+                self._hang_up(name, effect)
             else:
                 raise AssertionError(f"{name} is lost: {effect}")
 
@@ -253,6 +253,16 @@ class World:
             else:
                 self.decode[name].link_closed(effect.peer, "nobody answers", self.clock.now())
                 self._decode_effects(name)
+
+        self.queues[f"{name}>{peer}"].append(deliver)
+
+    def _hang_up(self, name: str, effect: HangUp) -> None:
+        peer = effect.peer.rsplit("-", 1)[0]
+
+        def deliver() -> None:
+            if peer in self.prefill:
+                self.prefill[peer].link_closed(name, self.clock.now())
+                self._prefill_effects(peer)
 
         self.queues[f"{name}>{peer}"].append(deliver)
 
