@@ -80,7 +80,7 @@ class Running(Protocol):
     trace: Trace
 
     def events(self) -> AsyncIterator[TokenEvent]:
-        """Token events until every sample has ended. Raises Unavailable, DeadlineExceeded, RequestFailed, InvalidRequest."""
+        """Token events until every sample has ended. Raises the HeadraceError that ended the request instead."""
 
     def stop(self, index: int) -> None:
         """The front door found the end of this sample (a stop string): no more tokens of it are wanted."""
