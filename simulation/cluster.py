@@ -54,11 +54,12 @@ class Cluster:
     def settled(self) -> bool:
         """Everybody is up, knows everybody, and nobody holds half of a stream."""
         lives = list(self.workers.values())
-        if not self.site.network.whole or any(
-            not life.process.up or not life.engine.process.up or life.lost for life in lives
-        ):
+        if any(not life.process.up or not life.engine.process.up or life.lost for life in lives):
             return False
-        if any(not s.client.open or not s.server.open or s.broken for s in self.site.network.streams):
+        streams = self.site.network.streams
+        if not self.site.network.whole or any(not s.client.open or not s.server.open or s.broken for s in streams):
+            return False
+        if sum(s.kind == "link" for s in streams) != len(PREFILL) * len(DECODE):
             return False
         return all(
             router.process.up and all(self.sees(router, life) == "ready" for life in lives)

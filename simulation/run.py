@@ -24,6 +24,7 @@ RECOVERY_S = 60.0
 PROOF_S = 20.0
 QUIET_S = 2.0
 LONGEST_S = 600.0
+SLOWEST_READ_S = 8.0
 
 
 @dataclass(slots=True)
@@ -93,17 +94,27 @@ class Simulation:
                 raise Violation(f"I3: {client.request.request_id} fails after the recovery: {client.outcome}")
 
     def quiet(self) -> None:
-        end = self.loop.now + QUIET_S
-        self._until(lambda: self.loop.now >= end, QUIET_S + 1, "time stands still")
+        self._pass(QUIET_S)
         for life in self.cluster.workers.values():
             used = {k: v for k, v in life.core.status().gauges.items() if v}
+            slow = used.pop("slots_set_aside", 0)
+            if slow and not self.scenario.read_slow:
+                used["slots_set_aside"] = slow
             if used:
                 raise Violation(f"I2: {life.name} still holds {used} {QUIET_S:g} s after the traffic")
+        self._pass(SLOWEST_READ_S if self.scenario.read_slow else 0.0)
+        for life in self.cluster.workers.values():
+            if slots := life.core.status().gauges.get("slots_set_aside", 0):
+                raise Violation(f"I2: {life.name} still has {slots} slots set aside, and every read has ended")
         for router in self.cluster.routers.values():
             used = {k: v for k, v in router.core.gauges().items() if v}
             if used:
                 raise Violation(f"I2: {router.name} still holds {used}")
         self._judge(list(self.load.clients))
+
+    def _pass(self, seconds: float) -> None:
+        end = self.loop.now + seconds
+        self._until(lambda: self.loop.now >= end, seconds + 1, "time stands still")
 
     def _judge(self, clients: list[Client]) -> None:
         """Every failure must be an honest one: no room, nobody there, or a deadline that was short."""

@@ -63,7 +63,7 @@ def draw_scenario(rng: random.Random, *, faults: bool = True) -> Scenario:
         read_slow=rng.choice((0.0, 0.1)) if rough else 0.0,
         requests=rng.randrange(16, 40),
         span_s=rng.choice((1.0, 5.0, 12.0)),
-        fault_every=rng.choice((60.0, 150.0, 400.0)) if kinds else 0.0,
+        fault_every=rng.choice((20.0, 60.0, 200.0)) if kinds else 0.0,
         faults=tuple(kinds),
         config=_config(rng, verify),
     )
