@@ -4,7 +4,9 @@
               dead one; what runs goes on running meanwhile)
 2. reconcile  desired against actual -> starts and stops (cluster/reconcile.py), whenever either changes
 3. members    who is ready, pushed to every supervisor after each change; each forwards it to its program
-4. audit      every `audit_s`, ask all supervisors again: a lost report heals, a vanished supervisor is started anew
+4. drain      a program that is stopped leaves the list, drains, then ends; if it is still desired, reconciling starts
+              its successor under the same name: draining one after the other is a rolling restart
+5. audit      every `audit_s`, ask all supervisors again: a lost report heals, a vanished supervisor is started anew
 
 Losing the store stops nothing: the last known counts hold; a controller that never could load them adopts and waits.
 """
@@ -73,7 +75,7 @@ class Controller:
         self._audit_s = audit_s
         self._desired: Counts | None = None
         self._programs: dict[str, ProgramStatus | None] = {}  # None: it runs, and has not said what
-        self._stops: dict[str, asyncio.Task[None]] = {}
+        self._stops: dict[str, asyncio.Task[str | None]] = {}
         self._pushed: dict[str, tuple[Member, ...]] = {}
         self._problem: str | None = None
         self._version = 0
@@ -99,16 +101,30 @@ class Controller:
         if status.name in self._programs or self._desired is None:
             self._take(status)
 
-    async def scale(self, role: Role, count: int) -> None:
-        """Change a desired count. Raises ConfigError, or StoreUnavailable (then nothing has changed)."""
-        if role not in ROLES or count < 0:
-            raise ConfigError(f"{role}: {count} is not possible: a role ({', '.join(ROLES)}) and a number from 0")
+    async def scale(self, counts: Mapping[Role, int]) -> None:
+        """Change desired counts, all or none. Raises ConfigError, or StoreUnavailable (then nothing has changed)."""
+        for role, count in counts.items():
+            if role not in ROLES or count < 0:
+                raise ConfigError(f"{role}: {count} is not possible: a role ({', '.join(ROLES)}) and a number from 0")
         if self._desired is None:
             raise StoreUnavailable(self._problem or "the desired counts are not loaded yet")
-        desired: Counts = {**self._desired, role: count}
+        desired: Counts = {**self._desired, **counts}
         await self._store.save(desired)
         self._desired = desired
         self._note_change()
+
+    async def drain(self, name: str) -> None:
+        """Drain and end one program; returns when it is gone, and its successor is about to start.
+
+        Raises ConfigError, LaunchFailed, or StoreUnavailable (then nothing was done: nobody knows what is desired).
+        """
+        if self._desired is None:
+            raise StoreUnavailable(self._problem or "the desired counts are not loaded yet")
+        if name not in self._programs and name not in self._stops:
+            raise ConfigError(f"{name!r} does not run here: it is one of {', '.join(sorted(self._programs))}")
+        stopping = self._stops.get(name) or self._begin_stop(name)
+        if problem := await asyncio.shield(stopping):
+            raise LaunchFailed(problem)
 
     async def stop_all(self) -> None:
         """End every program and supervisor; returns when they are gone. The stored counts stay."""
@@ -169,8 +185,7 @@ class Controller:
         problems = []
         for action in reconcile(self._desired, set(self._programs) - set(self._stops), self._stops):
             if isinstance(action, Stop):
-                self._stops[action.name] = asyncio.ensure_future(self._stop(action.name))
-                self._note_change()
+                self._begin_stop(action.name)
             elif problem := await self._start(action):
                 problems.append(problem)
         self._set_problem("; ".join(problems) or None)
@@ -194,16 +209,26 @@ class Controller:
         self._problem = problem
         self._note_change()
 
-    async def _stop(self, name: str) -> None:
-        """Routers hear that it leaves before it is told to: new work goes elsewhere, running work drains."""
+    def _begin_stop(self, name: str) -> "asyncio.Task[str | None]":
+        stopping = self._stops[name] = asyncio.ensure_future(self._stop(name))
+        self._note_change()
+        return stopping
+
+    async def _stop(self, name: str) -> str | None:
+        """Routers hear that it leaves before it is told to: new work goes elsewhere, running work drains.
+
+        Returns why it could not be stopped.
+        """
         try:
             self._push_members()
             await self._launcher.stop(name)
         except LaunchFailed as error:
             _log.error("cannot stop %s: %s", name, error)  # it is found by the next audit and stopped again
+            return f"cannot stop {name}: {error}"
         finally:
             del self._stops[name]
             self._forget(name)
+        return None
 
     def _push_members(self) -> None:
         """To every supervisor whose last list differs."""

@@ -63,7 +63,8 @@ class LocalCluster:
 
     def stop(self, names: Iterable[str]) -> None:
         """Stop programs in order, all at the same time; returns when nothing of them is left."""
-        stopping = [threading.Thread(target=self._supervisors.pop(name).stop) for name in names]
+        patience_s = self.config.timing.supervisor_stop_s
+        stopping = [threading.Thread(target=self._supervisors.pop(name).stop, args=(patience_s,)) for name in names]
         for thread in stopping:
             thread.start()
         for thread in stopping:

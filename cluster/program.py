@@ -4,8 +4,8 @@
 2. tie       supervised: this process dies with its supervisor, and stray prints cannot reach the pipe
 3. run       `main(context)` on uvloop: start the server, `context.report_ready(...)`, serve until `context.stopping`
 4. members   supervised: `context.members` follows the supervisor's list
-5. stop      SIGTERM, SIGINT or the end of stdin set `stopping`; `main` has `STOP_GRACE_S` to drain and return, then it
-             is cancelled; a second signal cancels at once
+5. stop      SIGTERM, SIGINT or the end of stdin set `stopping`; `main` has `timing.program_stop_s` to drain and return,
+             then it is cancelled; a second signal cancels at once
 
     async def serve(context: ProgramContext) -> None: ...
     if __name__ == "__main__":
@@ -31,9 +31,6 @@ from cluster.core.errors import ConfigError, HeadraceError
 from cluster.logs import setup_logging
 from cluster.pipe import MAX_LINE_BYTES, Member, Ready, ReadyLine, Role, decode_members, encode, role_of
 from cluster.secret import cluster_secret
-
-STOP_GRACE_S = 10.0
-"""Seconds a program has to drain before it is cancelled."""
 
 _PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
@@ -146,7 +143,7 @@ async def _run(config: ClusterConfig, name: str, role: Role, secret: str, main: 
     context = ProgramContext(config, name, role, secret, Membership(), asyncio.Event())
     working = asyncio.ensure_future(_guarded(main, context))
     _stop_on_signals(context.stopping, working)
-    helpers = [asyncio.ensure_future(_limit_stop(context.stopping, working))]
+    helpers = [asyncio.ensure_future(_limit_stop(context.stopping, working, config.timing.program_stop_s))]
     if pipes is not None:
         context._supervisor = pipes.outgoing
         helpers.append(asyncio.ensure_future(_follow_supervisor(pipes.incoming, context)))
@@ -186,9 +183,9 @@ def _stop_on_signals(stopping: asyncio.Event, working: "asyncio.Future[int]") ->
         loop.add_signal_handler(number, stop)
 
 
-async def _limit_stop(stopping: asyncio.Event, working: "asyncio.Future[int]") -> None:
+async def _limit_stop(stopping: asyncio.Event, working: "asyncio.Future[int]", grace_s: float) -> None:
     await stopping.wait()
-    await asyncio.wait([working], timeout=STOP_GRACE_S)
+    await asyncio.wait([working], timeout=grace_s)
     working.cancel()
 
 

@@ -35,14 +35,13 @@ from cluster.pipe import Member, Role, role_of
 from cluster.ray_environment import NOT_FOR_PROGRAMS, SOURCE_ROOT
 from cluster.run_dir import RunDir
 from cluster.store import initial_counts, open_store
-from cluster.supervisor import STOP_PATIENCE_S, ProgramSpec, ProgramStatus, Supervisor
+from cluster.supervisor import ProgramSpec, ProgramStatus, Supervisor
 
 CONTROLLER = "headrace-controller"
 _PREFIX = "headrace-"
 _PROGRAMS_PER_NODE = 1024
 _OBJECT_STORE_BYTES = 78_643_200  # the least Ray takes; nothing of ours is kept in it
 _ANSWER_S = 5.0
-_DOWN_S = STOP_PATIENCE_S + 10.0
 _FOREVER_S = 3600.0
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -72,6 +71,7 @@ class SupervisorActor:
 
     def __init__(self, layout: Layout, name: str) -> None:
         _log_to(layout.run_dir, name)
+        self._patience_s = layout.run_dir.config().timing.supervisor_stop_s
         self._supervisor = Supervisor(layout.spec(name), self._report)
         self._supervisor.start()
 
@@ -82,7 +82,7 @@ class SupervisorActor:
         self._supervisor.set_members(members)
 
     def stop(self) -> None:
-        self._supervisor.stop()
+        self._supervisor.stop(self._patience_s)
 
     @staticmethod
     def _report(status: ProgramStatus) -> None:
@@ -109,8 +109,11 @@ class ControllerActor:
     async def status_after(self, version: int, timeout_s: float) -> ClusterStatus:
         return await self._controller.status_after(version, timeout_s)
 
-    async def scale(self, role: Role, count: int) -> None:
-        await self._controller.scale(role, count)
+    async def scale(self, counts: Mapping[Role, int]) -> None:
+        await self._controller.scale(counts)
+
+    async def drain(self, name: str) -> None:
+        await self._controller.drain(name)
 
     async def stop_all(self) -> None:
         await self._controller.stop_all()
@@ -121,6 +124,7 @@ class RayLauncher:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        self._patience_s = layout.run_dir.config().timing.supervisor_stop_s + _ANSWER_S
         self._handles: dict[str, ray.actor.ActorHandle] = {}
 
     async def start(self, name: str, role: Role) -> None:
@@ -138,7 +142,7 @@ class RayLauncher:
     async def stop(self, name: str) -> None:
         handle = await self._handle(name)
         try:
-            await asyncio.wait_for(handle.stop.remote(), STOP_PATIENCE_S + _ANSWER_S)
+            await asyncio.wait_for(handle.stop.remote(), self._patience_s)
         except (RayError, TimeoutError) as error:
             _log.warning("%s did not stop in order: %s", name, error)
         await _in_thread(functools.partial(ray.kill, handle, no_restart=True))
@@ -201,7 +205,7 @@ class Head:
             for work, arguments in helpers:
                 threading.Thread(target=work, args=arguments, daemon=True).start()
             self._ended.wait()
-            return self._stop(controller)
+            return self._stop(controller, config.timing.cluster_stop_s)
         finally:
             ray.shutdown()
             self._run_dir.clear_ray()
@@ -249,9 +253,9 @@ class Head:
         self._ended.set()
 
     @staticmethod
-    def _stop(controller: "ray.actor.ActorHandle") -> int:
+    def _stop(controller: "ray.actor.ActorHandle", patience_s: float) -> int:
         try:
-            ray.get(controller.stop_all.remote(), timeout=_DOWN_S)
+            ray.get(controller.stop_all.remote(), timeout=patience_s)
             ray.kill(controller, no_restart=True)
         except (RayError, GetTimeoutError) as error:
             _log.error("not everything stopped in order: %s", error)
@@ -267,7 +271,8 @@ class Client:
         address = run_dir.ray_address()
         if address is None or run_dir.holder() is None:
             raise LaunchFailed("the cluster is not running; start it with `headrace up`")
-        name = run_dir.config().name
+        config = run_dir.config()
+        name, self._patience_s = config.name, config.timing.cluster_stop_s
         try:
             ray.init(address=address, namespace=name, log_to_driver=False, logging_level="error")
             self._controller = ray.get_actor(CONTROLLER)
@@ -279,9 +284,13 @@ class Client:
         reply = self._controller.status_after.remote(after, timeout_s)
         return cast("ClusterStatus", self._get(reply, timeout_s + _ANSWER_S))
 
-    def scale(self, role: Role, count: int) -> None:
-        """Change a desired count. Raises LaunchFailed with the controller's reason."""
-        self._get(self._controller.scale.remote(role, count), _ANSWER_S)
+    def scale(self, counts: Mapping[Role, int]) -> None:
+        """Change desired counts. Raises LaunchFailed with the controller's reason."""
+        self._get(self._controller.scale.remote(dict(counts)), _ANSWER_S)
+
+    def drain(self, name: str) -> None:
+        """Drain one program; returns when it is gone, and its successor is about to start. Raises LaunchFailed."""
+        self._get(self._controller.drain.remote(name), self._patience_s)
 
     def close(self) -> None:
         ray.shutdown()

@@ -23,6 +23,12 @@ class ServerStream(Generic[Incoming, Outgoing]):
         self._queue: asyncio.Queue[Outgoing | None] = asyncio.Queue()
         self._limit = limit
         self._overflow = False
+        self._writing = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a message has not been handed to the transport yet."""
+        return self._writing or not self._queue.empty()
 
     def send(self, message: Outgoing) -> None:
         """Queue a message; a reader that is too far behind is cut off instead."""
@@ -57,4 +63,6 @@ class ServerStream(Generic[Incoming, Outgoing]):
 
     async def _write(self) -> None:
         while (message := await self._queue.get()) is not None and not self._overflow:
+            self._writing = True
             await self._context.write(message)
+            self._writing = False

@@ -29,10 +29,7 @@ from cluster.pipe import MAX_LINE_BYTES, Member, MembersLine, PipeError, Ready, 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 15.0
 STEADY_S = 30.0
-"""A program that was up this long is restarted at once; earlier deaths double the wait."""
-
-STOP_PATIENCE_S = 15.0
-"""Seconds between SIGTERM and SIGKILL; longer than a program's own grace (`program.STOP_GRACE_S`)."""
+"""A program that was up this long, or has drained, is restarted at once; earlier deaths double the wait."""
 
 _MAX_LOG_BYTES = 64 * 1024 * 1024
 _log = logging.getLogger(__name__)
@@ -55,7 +52,8 @@ class ProgramSpec:
 class ProgramStatus:
     """A supervisor's whole truth. (supervisor, revision) orders what one supervisor said.
 
-    `early_deaths` counts deaths in a row before the program had been up for STEADY_S.
+    `restarts` counts deaths, `early_deaths` those in a row before the program had been up for STEADY_S. A program that
+    was ready and left with exit code 0 has drained: somebody asked it to, and it did not die.
     """
 
     name: str
@@ -102,8 +100,8 @@ class Supervisor:
             self._members = tuple(members)
             self._lock.notify_all()
 
-    def stop(self, patience_s: float = STOP_PATIENCE_S) -> None:
-        """Let the program drain, then end it; returns when nothing of it is left. Idempotent."""
+    def stop(self, patience_s: float) -> None:
+        """Let the program drain, kill it after `patience_s`; returns when nothing of it is left. Idempotent."""
         with self._lock:
             self._stopping = True
             self._lock.notify_all()
@@ -121,10 +119,11 @@ class Supervisor:
             started = self._clock.now()
             code = self._run_once()
             steady = self._clock.now() - started >= STEADY_S
-            early = 0 if steady else self._status.early_deaths + 1
-            restarts = self._status.restarts + (0 if self._stopping else 1)
+            drained = code == 0 and self._status.ready is not None
+            early = 0 if steady or drained else self._status.early_deaths + 1
+            restarts = self._status.restarts + (0 if self._stopping or drained else 1)
             if not self._stopping:
-                _log.warning("%s ended with %s", self._spec.name, code)
+                _log.warning("%s %s", self._spec.name, "has drained" if drained else f"ended with {code}")
             self._change(
                 state="stopped" if self._stopping else "waiting",
                 ready=None,

@@ -20,7 +20,7 @@ from cluster.watch import WatchPublisher
 
 TICK_S = 0.1
 FROZEN_S = 1.0  # a tick that comes later than this was held up by us, not by those we wait for
-DRAIN_S = 8.0
+FLUSH_S = 2.0  # for the last messages to leave, after everything has ended
 _log = logging.getLogger(__name__)
 
 
@@ -91,11 +91,13 @@ class Life:
     tasks: tuple[Awaitable[None], ...]  # run for ever, and raise when this life is over (the engine is gone)
     idle: Callable[[], bool]  # whether nothing is left to finish
     drain: Callable[[], None]  # take no new work
+    hand_over: Callable[[], None]  # give back what still runs: others go on with it
+    flushed: Callable[[], bool]  # whether every message for a peer has left
     slept: Callable[[float], None] = lambda _: None  # this process did not run for so many seconds
 
 
 async def live(context: ProgramContext, life: Life, clock: Clock) -> None:
-    """Serve until told to stop, then finish what runs within DRAIN_S. Raises what a task raises."""
+    """Serve until told to stop, then drain (`_drain`). Raises what a task raises."""
     await life.server.start()
     await life.server.set_serving(True)
     context.report_ready(address=life.server.address, epoch=life.epoch, pids=life.pids)
@@ -108,7 +110,7 @@ async def live(context: ProgramContext, life: Life, clock: Clock) -> None:
     try:
         await asyncio.wait([*working, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
-            await _finish(life, clock)
+            await _drain(life, clock, working, context.config.timing.drain_s)
         for task in working:
             if task.done():
                 task.result()
@@ -135,9 +137,30 @@ async def _tick(life: Life, clock: Clock) -> None:
         life.tick()
 
 
-async def _finish(life: Life, clock: Clock) -> None:
+async def _drain(life: Life, clock: Clock, working: list[asyncio.Future[None]], drain_s: float) -> None:
+    """Leave in order (DESIGN §6): no new work, let what runs end, hand over what does not within `drain_s`, flush.
+
+    Ends early when a task of `working` does: then this life is over anyway.
+    """
+    _log.info("draining")
     life.drain()
     life.publisher.publish_status()
-    give_up = clock.now() + DRAIN_S
-    while not life.idle() and clock.now() < give_up:  # noqa: ASYNC110  # the core has no events of its own
-        await asyncio.sleep(TICK_S)
+    await life.server.set_serving(False)
+    if await _until(life.idle, clock, working, drain_s):
+        _log.info("nothing runs any more")
+    else:
+        _log.warning("handing over what still runs")
+        life.hand_over()
+    await _until(life.flushed, clock, working, FLUSH_S)
+
+
+async def _until(
+    condition: Callable[[], bool], clock: Clock, working: list[asyncio.Future[None]], within_s: float
+) -> bool:
+    """Wait for what the core has no event for. False when the time is up or a task has ended."""
+    give_up = clock.now() + within_s
+    while not (holds := condition()) and clock.now() < give_up:
+        ended, _ = await asyncio.wait(working, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+        if ended:
+            break
+    return holds

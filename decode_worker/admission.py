@@ -61,6 +61,12 @@ class Admission:
             else:
                 state.counters["waited_for_room"] += 1
 
+    def turn_away(self) -> None:
+        """This worker drains: nobody waits for room any more."""
+        for attempt in self._waiting():
+            del self._state.attempts[attempt.id]
+            self._refuse(attempt.session, attempt.id, "draining", permanent=False)
+
     def admit_waiting(self, now: float) -> None:
         """Room may have come: let the wait line in, oldest arrival first, nobody past the first that does not fit."""
         for attempt in sorted(self._waiting(), key=lambda a: a.arrival):

@@ -131,10 +131,13 @@ class Decoding:
             return False
         victim = max(victims, key=lambda a: (a.arrival, a.id))
         self._state.counters["preempted"] += 1
-        message = FromDecode(preempted=Preempted(attempt=victim.id))
-        self._state.to_router(victim, message)
-        self.leave(victim)
+        self.give_back(victim, draining=False)
         return True
+
+    def give_back(self, attempt: Attempt, *, draining: bool) -> None:
+        """Its router goes on with it, here or elsewhere; the tokens drawn so far reach it first."""
+        self._state.to_router(attempt, FromDecode(preempted=Preempted(attempt=attempt.id, draining=draining)))
+        self.leave(attempt)
 
     def check_integrity(self) -> None:
         """Sequences belong to living attempts, and living attempts to their sequences."""

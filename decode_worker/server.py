@@ -100,7 +100,16 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
         self.apply()
 
     def drain(self) -> None:
-        self._core.state.draining = True
+        self._core.drain(self._clock.now())
+        self.apply()
+
+    def hand_over(self) -> None:
+        self._core.hand_over(self._clock.now())
+        self.apply()
+
+    def flushed(self) -> bool:
+        """Whether routers and prefill workers were sent all there is for them."""
+        return self._core.next_flush(self._clock.now()) is None and not any(s.waiting for s in self._sessions.values())
 
     def apply(self) -> None:
         """Carry out what the core wants, in order."""
@@ -190,6 +199,8 @@ async def serve(context: ProgramContext) -> None:
             tasks=(worker.follow_engine(), worker.follow_members(context), worker.links.failure, worker.errors.future),
             idle=lambda: not core.state.attempts,
             drain=worker.drain,
+            hand_over=worker.hand_over,
+            flushed=worker.flushed,
         )
         try:
             await live(context, life, clock)

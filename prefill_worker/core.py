@@ -132,6 +132,12 @@ class PrefillCore:
         """This process itself did not run: the engine cannot be blamed for silence in that time."""
         self.batcher.plan_sent_at += seconds
 
+    def hand_over(self, now: float) -> None:
+        """The time to drain is over: decode workers keep what they have verified and go on without us."""
+        for job in list(self.jobs.values()):
+            self._fail(job, "draining", invalid=False)
+        self._after(now)
+
     def take_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         return effects

@@ -84,6 +84,14 @@ class PrefillServer(link_pb2_grpc.LinkServicer):
     def drain(self) -> None:
         self._core.draining = True
 
+    def hand_over(self) -> None:
+        self._core.hand_over(self._clock.now())
+        self.apply()
+
+    def flushed(self) -> bool:
+        """Whether decode workers were sent all there is for them."""
+        return not any(stream.waiting for stream in self._links.values())
+
     def apply(self) -> None:
         """Carry out what the core wants, in order."""
         for effect in self._core.take_effects():
@@ -148,6 +156,8 @@ async def serve(context: ProgramContext) -> None:
             tasks=(worker.follow_engine(), worker.errors.future),
             idle=lambda: not core.jobs,
             drain=worker.drain,
+            hand_over=worker.hand_over,
+            flushed=worker.flushed,
         )
         await live(context, life, clock)
     finally:

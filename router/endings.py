@@ -74,7 +74,8 @@ class Endings:
         """A released request waits again; not before `delay_s` (drawn +-25 %) are over."""
         for event in follow.exhausted():
             self.effects.append(Deliver(follow.request.request_id, event))
-        returning = follow.tries.failures > 0 or follow.tries.preemptions > 0
+        tries = follow.tries
+        returning = tries.failures + tries.preemptions + tries.handed_over > 0
         not_before = now + delay_s * self._rng.uniform(0.75, 1.25)
         self._books.queue.put_back(follow.entry, now, returning=returning, not_before=not_before)
         if follow.complete:

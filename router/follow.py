@@ -63,6 +63,7 @@ class Tries:
     number: int = 0
     failures: int = 0
     preemptions: int = 0
+    handed_over: int = 0  # by workers that left in order
     no_prefill: int = 0
     avoid: set[int] = field(default_factory=set)
     fingerprint: bytes | None = None  # of the weights that wrote the first delivered token

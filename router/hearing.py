@@ -162,10 +162,14 @@ class Hearing:
         if found is None:
             return
         follow, attempt = found
-        self._endings.counters["attempts_preempted"] += 1
         self._books.release(follow)
         self._endings.settle(attempt)
-        follow.tries.preemptions += 1
+        if message.draining:
+            self._endings.counters["attempts_handed_over"] += 1
+            follow.tries.handed_over += 1
+        else:
+            self._endings.counters["attempts_preempted"] += 1
+            follow.tries.preemptions += 1
         self._endings.put_back(follow, now)
 
     def _on_failed(self, worker: WorkerView, message: pb.AttemptFailed, now: float) -> None:

@@ -2,15 +2,20 @@
 
 1. load the tokenizer and the chat template; open both doors (not ready yet)
 2. find workers: the supervisor's list, and `seeds:` of the configuration
-3. serve until told to stop: take nothing new, let streams end, leave
+3. serve until told to stop
+4. drain: /ready and gRPC health say no, new requests are told 503 and to come back, the listeners close, running
+   streams end within `timing.drain_s`
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import random
 import socket
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -32,8 +37,10 @@ from router.front.metrics import FrontMetrics
 from router.front.model_text import load_model_text
 from router.runtime import RouterRuntime
 
-STOP_GRACE_S = 8
+LINGER_S = 0.3  # who asks in the moment of our leaving is told to ask elsewhere, instead of a reset
+CUT_S = 2.0  # for streams past the bound to be told that they are cut
 HEALTH_S = 0.2
+_log = logging.getLogger(__name__)
 
 
 class _HttpServer(uvicorn.Server):
@@ -47,16 +54,9 @@ class _HttpServer(uvicorn.Server):
         await super().startup(sockets)
         self.listening.set()
 
-    async def run_until(self, stopping: asyncio.Event, sock: socket.socket) -> None:
-        """Serve `sock` until `stopping`, then let running answers end within the grace time."""
-        serving = asyncio.ensure_future(self._serve([sock]))
-        told = asyncio.ensure_future(stopping.wait())
-        try:
-            await asyncio.wait({serving, told}, return_when=asyncio.FIRST_COMPLETED)
-            self.should_exit = True
-            await serving
-        finally:
-            told.cancel()
+    async def serve_on(self, sock: socket.socket) -> None:
+        """Serve `sock` until `should_exit` is set, then let running answers end within the grace time."""
+        await self._serve([sock])
 
 
 def _bind(settings: RouterSettings) -> socket.socket:
@@ -104,7 +104,7 @@ async def serve(context: ProgramContext) -> None:
             log_level="warning",
             access_log=False,
             lifespan="off",
-            timeout_graceful_shutdown=STOP_GRACE_S,
+            timeout_graceful_shutdown=math.ceil(config.timing.drain_s + CUT_S),
             http=BoundedHeads,
             server_header=False,
         )
@@ -112,9 +112,10 @@ async def serve(context: ProgramContext) -> None:
     await rpc.start()
     serving: asyncio.Future[None] = asyncio.ensure_future(runtime.serve())
     members = asyncio.ensure_future(_follow_members(context, runtime))
-    health = asyncio.ensure_future(_tell_health(runtime, rpc))
-    doors = asyncio.ensure_future(http.run_until(context.stopping, sock))
-    working = (serving, members, health, doors)
+    health = asyncio.ensure_future(_tell_health(front, rpc))
+    web = asyncio.ensure_future(http.serve_on(sock))
+    told = asyncio.ensure_future(_set(context.stopping))
+    working = (serving, members, health, web, told)
     try:
         await http.listening.wait()
         host, port = sock.getsockname()[:2]
@@ -123,12 +124,30 @@ async def serve(context: ProgramContext) -> None:
         for task in working:
             if task.done():
                 task.result()
-        await rpc.stop(STOP_GRACE_S)
+        front.draining = True
+        await rpc.set_serving(False)
+        await asyncio.sleep(LINGER_S)
+        http.should_exit = True
+        doors = asyncio.gather(web, rpc.stop(config.timing.drain_s + CUT_S))
+        await _drain(doors, serving, config.timing.drain_s)
     finally:
         for task in working:
             task.cancel()
         await asyncio.gather(*working, return_exceptions=True)
         await rpc.stop(0)
+
+
+async def _drain(doors: asyncio.Future[Any], serving: asyncio.Future[None], drain_s: float) -> None:
+    """Both doors are closing: wait until the last stream has ended. Those past the bound end with an error (I4)."""
+    await asyncio.wait({doors}, timeout=drain_s)
+    if not doors.done():
+        _log.warning("cutting what still runs after %g s", drain_s)
+        serving.cancel()
+    await doors
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 async def _follow_members(context: ProgramContext, runtime: RouterRuntime) -> None:
@@ -138,11 +157,11 @@ async def _follow_members(context: ProgramContext, runtime: RouterRuntime) -> No
         runtime.set_members([*context.config.seeds, *workers])
 
 
-async def _tell_health(runtime: RouterRuntime, rpc: RpcServer) -> None:
-    """gRPC health says SERVING exactly while a request could be placed: the same truth as /ready."""
+async def _tell_health(front: FrontDoor, rpc: RpcServer) -> None:
+    """gRPC health says SERVING exactly while a request would be taken: the same truth as /ready."""
     told = False
     while True:
-        if (ready := runtime.ready()) != told:
+        if (ready := not front.not_ready_reasons()) != told:
             told = ready
             await rpc.set_serving(ready)
         await asyncio.sleep(HEALTH_S)

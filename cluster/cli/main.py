@@ -15,6 +15,7 @@ from rich.table import Table
 
 from cluster.cli import ask as asking
 from cluster.cli import sim as simulating
+from cluster.cli.operate import sizes_of, wait_for_successor
 from cluster.cli.show import routers, show_urls, status_json, status_table
 from cluster.cli.start import (
     Started,
@@ -29,7 +30,6 @@ from cluster.controller import ClusterStatus
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import ConfigError, HeadraceError
 from cluster.models.store import default_cache, list_models
-from cluster.pipe import ROLES
 from cluster.ray_environment import ray_environment
 from cluster.run_dir import RunDir, default_root
 
@@ -131,17 +131,32 @@ def status(
 
 @app.command()
 def scale(
-    role: Annotated[str, typer.Argument(help="prefill, decode or router")],
-    count: Annotated[int, typer.Argument(min=0)],
+    sizes: Annotated[list[str], typer.Argument(help="prefill=3 decode=2, or simply: decode 2")],
     name: Name = "headrace",
     root: Root = None,
 ) -> None:
-    """Change how many programs of a role there should be; what has to go drains first."""
-    if role not in ROLES:
-        raise ConfigError(f"{role!r} is no role: it is one of {', '.join(ROLES)}")
+    """Change how many programs of one or more roles there should be; what has to go drains first."""
+    counts = sizes_of(sizes)
     with _client(_run_dir(root, name)) as client:
-        client.scale(role, count)
-    _out().print(f"{role}: {count} wanted")
+        client.scale(counts)
+    _out().print(", ".join(f"{role}: {count}" for role, count in counts.items()) + " wanted")
+
+
+@app.command()
+def drain(
+    program: Annotated[str, typer.Argument(help="for example decode-0; see `headrace status`")],
+    name: Name = "headrace",
+    root: Root = None,
+) -> None:
+    """Let one program finish or hand over its work, end it and start it anew; returns when the new one is ready.
+
+    One program after the other is a rolling restart that no request notices.
+    """
+    with _client(_run_dir(root, name)) as client:
+        client.drain(program)
+        _out().print(f"{program} has drained")
+        if wait_for_successor(client.status, program):
+            _out().print(f"{program} is ready again")
 
 
 @app.command()

@@ -35,7 +35,7 @@ from cluster.supervisor import ProgramStatus
 HEAD_MODULE = "cluster.head"
 _UNUSABLE_CONFIG = 2  # the exit code of a program that cannot use its configuration (cluster/program.py)
 _HOPELESS_DEATHS = 3
-_DOWN_S = 60.0
+_RAY_S = 15.0  # for Ray to end, after all programs have
 _TAIL_LINES = 15
 
 
@@ -120,7 +120,7 @@ def stop_head(head: "subprocess.Popen[bytes]", run_dir: RunDir) -> None:
     if head.stdin is not None:
         head.stdin.close()
     try:
-        head.wait(_DOWN_S)
+        head.wait(_patience_s(run_dir))
     except subprocess.TimeoutExpired:
         head.kill()
         head.wait()
@@ -137,7 +137,7 @@ def stop_running(run_dir: RunDir) -> bool:
     try:
         head = psutil.Process(pid)
         head.send_signal(signal.SIGTERM)
-        head.wait(_DOWN_S)
+        head.wait(_patience_s(run_dir))
     except psutil.NoSuchProcess:
         return True
     except psutil.TimeoutExpired:
@@ -145,6 +145,10 @@ def stop_running(run_dir: RunDir) -> bool:
         _sweep_session(pid)
     run_dir.clear_ray()
     return True
+
+
+def _patience_s(run_dir: RunDir) -> float:
+    return run_dir.config().timing.cluster_stop_s + _RAY_S
 
 
 def tail(file: Path) -> str:

@@ -103,9 +103,29 @@ class TransportSettings(Settings):
 
 
 class TimingSettings(Settings):
+    """All patience with a program that stops is `drain_s` and some more, so that nobody is killed who still drains."""
+
     heartbeat_s: PositiveSeconds = 0.5
     emit_interval_s: PositiveSeconds = 0.005
     suspect_s: PositiveSeconds = Field(3.0, description="silence after which a worker gets no new work")
+    drain_s: PositiveSeconds = Field(
+        30.0, description="what runs on a program that was told to stop may go on so long; then it is handed over"
+    )
+
+    @property
+    def program_stop_s(self) -> float:
+        """A program that has not left so long after SIGTERM cancels itself."""
+        return self.drain_s + 5.0
+
+    @property
+    def supervisor_stop_s(self) -> float:
+        """Its supervisor kills it so long after SIGTERM. Kubernetes' grace period must not be shorter."""
+        return self.drain_s + 10.0
+
+    @property
+    def cluster_stop_s(self) -> float:
+        """All programs stop at the same time; so long after they were told, Ray is taken down with what is left."""
+        return self.drain_s + 20.0
 
 
 class StoreSettings(Settings):

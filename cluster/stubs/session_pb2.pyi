@@ -489,18 +489,23 @@ Global___UnknownAttempt: _TypeAlias = UnknownAttempt  # noqa: Y015
 
 @_typing.final
 class Preempted(_message.Message):
+    """Taken back: the attempt owns nothing here any more. `draining`: the worker leaves; no pre-emption, no penalty."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     attempt: _builtins.str
+    draining: _builtins.bool
     def __init__(
         self,
         *,
         attempt: _builtins.str = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "draining", b"draining"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

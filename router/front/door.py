@@ -14,7 +14,7 @@ from typing import Self
 
 from cluster.core.clock import Clock
 from cluster.core.config import RouterSettings
-from cluster.core.errors import DeadlineExceeded, RequestFailed
+from cluster.core.errors import DeadlineExceeded, RequestFailed, Unavailable
 from cluster.core.ids import new_request_id
 from router.front import bounds
 from router.front.ask import Ask, ChatPrompt, TextPrompt, TokenPrompt
@@ -29,6 +29,7 @@ from router.requests import Dispatcher, Limits, Request, Running, TokenEvent, Tr
 INLINE_CHARACTERS = 1024
 # How much later than the dispatcher the front door gives up by itself.
 DEADLINE_GRACE_S = 1.0
+_DRAINING = "this router is about to leave; another one takes the request"
 
 
 class Generation:
@@ -113,15 +114,30 @@ class FrontDoor:
         self.text = text
         self.dispatcher = dispatcher
         self.metrics = metrics
+        self.draining = False
         self.created = int(clock.wall())
         metrics.registry.register(StatusCollector(dispatcher.status))
 
+    def not_ready_reasons(self) -> list[str]:
+        """Why no request could be taken and placed now; empty when one could."""
+        if self.draining:
+            return [_DRAINING]
+        if self.dispatcher.ready():
+            return []
+        try:
+            self.dispatcher.limits()
+        except Unavailable as error:
+            return [str(error)]
+        return ["no worker takes requests now"]
+
     async def prepare(self, ask: Ask, call: Call, *, public_id: str, deadline_s: float | None = None) -> Request:
-        """A request that fits, or InvalidRequest; Unavailable while no workers are known.
+        """A request that fits, or InvalidRequest; Unavailable while no workers are known, and once draining.
 
         `deadline_s`: what the client allows from now on; never more than the configured deadline from arrival.
         """
         began = call.elapsed()
+        if self.draining:
+            raise Unavailable(_DRAINING)
         bounds.check_model(ask.model, self.model_name)
         bounds.check_parameters(ask, self.settings)
         limits = self.dispatcher.limits()

@@ -56,7 +56,7 @@ def _add_operations(app: FastAPI, front: FrontDoor) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        reasons = not_ready_reasons(front)
+        reasons = front.not_ready_reasons()
         if not reasons:
             return _json({"ready": True})
         return _json({"ready": False, "reasons": reasons}, status=503, headers={"retry-after": "1"})
@@ -68,17 +68,6 @@ def _add_operations(app: FastAPI, front: FrontDoor) -> None:
     @app.get("/status")
     async def status() -> Response:
         return _json(front.dispatcher.status())
-
-
-def not_ready_reasons(front: FrontDoor) -> list[str]:
-    """Why no request could be placed now; empty when one could."""
-    if front.dispatcher.ready():
-        return []
-    try:
-        front.dispatcher.limits()
-    except Unavailable as error:
-        return [str(error)]
-    return ["no worker takes requests now"]
 
 
 async def _http_error(request: HttpRequest, error: Exception) -> Response:

@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,10 +15,12 @@ from typer.testing import CliRunner
 
 from cluster.cli.ask import Answer, Question, timings
 from cluster.cli.main import app, main
+from cluster.cli.operate import sizes_of, wait_for_successor
 from cluster.cli.show import routers, show_urls, status_json, status_table
 from cluster.cli.start import StartFailed, _wait_until_ready
 from cluster.controller import ClusterStatus
-from cluster.pipe import Ready
+from cluster.core.errors import ConfigError, HeadraceError
+from cluster.pipe import Ready, Role
 from cluster.run_dir import RunDir
 from cluster.stubs import inference_pb2
 from cluster.supervisor import ProgramStatus
@@ -27,7 +30,8 @@ SURFACE = {
     "run": {"--file", "-f", "--set", "--root", "--ask"},
     "down": {"--name", "--root"},
     "status": {"--name", "--root", "--json"},
-    "scale": {"--name", "--root", "role", "count"},
+    "scale": {"--name", "--root", "sizes"},
+    "drain": {"--name", "--root", "program"},
     "generate": {"--max-tokens", "--temperature", "--raw", "--name", "--root", "--address", "text"},
     "model": {"pull", "list"},
     "sim": {"--seed", "--seeds", "--trace"},
@@ -60,6 +64,10 @@ def test_surface() -> None:
         (["generate", "hello"], 1, "no cluster has been started here"),
         (["scale", "boss", "1"], 1, "prefill, decode, router"),
         (["scale", "decode", "-1"], 2, "-1"),
+        (["scale", "decode=2", "prefill"], 1, "expected role=count, for example prefill=2"),
+        (["scale", "decode=2", "decode=3"], 1, "decode appears twice"),
+        (["scale", "decode=2"], 1, "headrace is not running"),
+        (["drain", "decode-0"], 1, "headrace is not running"),
         (["model", "pull", "nothing"], 1, "smollm2-135m"),
         (["upp"], 2, "No such command"),
     ],
@@ -80,6 +88,44 @@ def test_errors_are_readable(
     assert left.value.code == code
     assert words in " ".join(shown.err.split())
     assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "counts"),
+    [
+        (["decode", "2"], {"decode": 2}),
+        (["decode=0"], {"decode": 0}),
+        (["prefill=3", "decode=2"], {"prefill": 3, "decode": 2}),
+        (["router=2", "prefill=3", "decode=2"], {"router": 2, "prefill": 3, "decode": 2}),
+    ],
+)
+def test_sizes(words: list[str], counts: dict[Role, int]) -> None:
+    assert sizes_of(words) == counts
+
+
+@pytest.mark.parametrize(
+    "words", [["decode"], ["decode", "two"], ["decode=-1"], ["boss=1"], ["decode="], ["1", "2", "3"]]
+)
+def test_sizes_that_are_none(words: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        sizes_of(words)
+
+
+def test_after_a_drain_the_new_life_is_waited_for() -> None:
+    """Until it is ready; not at all when none is desired; not for ever when it keeps dying."""
+    gone = ClusterStatus(1, {"router": 1}, (), ("router-0",))
+    starting = ClusterStatus(2, {"router": 1}, (replace(ROUTER, state="starting", ready=None),), ())
+    ready = ClusterStatus(3, {"router": 1}, (ROUTER,), ())
+    seen = iter([gone, starting, ready])
+    assert wait_for_successor(lambda version, _: next(one for one in seen if one.version > version), "router-0")
+    assert list(seen) == []
+    fewer = ClusterStatus(4, {"router": 1}, (ROUTER,), ())
+    assert not wait_for_successor(lambda *_: fewer, "router-1")
+    dead = ClusterStatus(5, {"decode": 1}, (DEAD,), ())
+    with pytest.raises(HeadraceError, match="does not start again"):
+        wait_for_successor(lambda *_: dead, "decode-0")
+    with pytest.raises(HeadraceError, match="not ready again"):
+        wait_for_successor(lambda *_: gone, "router-0", within_s=0)
 
 
 def test_down_when_nothing_runs(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ class FakeSupervisors:
         self.running: dict[str, ProgramStatus] = {}
         self.told: dict[str, tuple[Member, ...]] = {}
         self.refuse: set[str] = set()
+        self.stuck = False
         self.stopping = asyncio.Event()
         self.stopping.set()
         self._epoch = 0
@@ -33,6 +34,8 @@ class FakeSupervisors:
 
     async def stop(self, name: str) -> None:
         await self.stopping.wait()
+        if self.stuck:
+            raise LaunchFailed("it hangs")
         self.running.pop(name, None)
 
     async def statuses(self) -> dict[str, ProgramStatus | None]:
@@ -141,17 +144,60 @@ async def test_old_news_is_ignored(controller: Controller, supervisors: FakeSupe
 
 async def test_scaling_up_and_down_again(controller: Controller, supervisors: FakeSupervisors) -> None:
     await adopted(controller, "prefill-0", "decode-0", "router-0")
-    await controller.scale("decode", 3)
+    await controller.scale({"decode": 3})
     await adopted(controller, "decode-0", "decode-1", "decode-2", "prefill-0", "router-0")
     for number in range(3):
         controller.report(supervisors.becomes(f"decode-{number}", epoch=number, revision=1))
     supervisors.stopping.clear()
-    await controller.scale("decode", 1)
+    await controller.scale({"decode": 1})
     await until(controller, lambda status: status.stopping == ("decode-1", "decode-2"))
     await until(controller, lambda _: len(supervisors.told["router-0"]) == 1)  # told before they are gone
-    await controller.scale("decode", 2)  # decode-1 is wanted again while it still leaves
+    await controller.scale({"decode": 2})  # decode-1 is wanted again while it still leaves
     supervisors.stopping.set()
     await adopted(controller, "decode-0", "decode-1", "prefill-0", "router-0")
+
+
+async def test_a_drained_program_gets_a_successor_and_was_never_missing_from_the_list_by_surprise(
+    controller: Controller, supervisors: FakeSupervisors
+) -> None:
+    """A rolling restart, one program at a time: off the list first, then stopped, then a new life under its name."""
+    await adopted(controller, "prefill-0", "decode-0", "router-0")
+    await controller.scale({"decode": 2, "prefill": 0})
+    before = await adopted(controller, "decode-0", "decode-1", "router-0")
+    for number in range(2):
+        controller.report(supervisors.becomes(f"decode-{number}", epoch=number, revision=1))
+    await until(controller, lambda _: len(supervisors.told["router-0"]) == 2)
+    supervisors.stopping.clear()
+    draining = asyncio.ensure_future(controller.drain("decode-0"))
+    await until(controller, lambda _: [m.name for m in supervisors.told["router-0"]] == ["decode-1"])
+    assert "decode-0" in supervisors.running
+    assert controller.status().stopping == ("decode-0",)
+    again = asyncio.ensure_future(controller.drain("decode-0"))  # asked twice, drained once
+    assert not draining.done()
+    supervisors.stopping.set()
+    await asyncio.wait_for(asyncio.gather(draining, again), 5)
+    after = await adopted(controller, "decode-0", "decode-1", "router-0")
+    assert after.programs[0].supervisor > before.programs[0].supervisor
+    assert after.programs[0].restarts == after.programs[0].early_deaths == 0
+    assert after.programs[1].supervisor == before.programs[1].supervisor
+    assert after.desired == {"prefill": 0, "decode": 2, "router": 1}
+
+
+async def test_only_what_runs_can_be_drained(
+    controller: Controller, supervisors: FakeSupervisors, store: MemoryStore
+) -> None:
+    await adopted(controller, "prefill-0", "decode-0", "router-0")
+    with pytest.raises(ConfigError, match="decode-0, prefill-0, router-0"):
+        await controller.drain("decode-1")
+    supervisors.stuck = True
+    with pytest.raises(LaunchFailed, match="cannot stop decode-0: it hangs"):
+        await controller.drain("decode-0")
+    supervisors.stuck = False
+    await adopted(controller, "prefill-0", "decode-0", "router-0")
+    store.away = True
+    orphan = Controller(supervisors, store, ONE_EACH)
+    with pytest.raises(StoreUnavailable):
+        await orphan.drain("decode-0")
 
 
 async def test_a_new_controller_adopts_what_runs_and_keeps_the_stored_counts(supervisors: FakeSupervisors) -> None:
@@ -178,7 +224,7 @@ async def test_a_supervisor_that_cannot_start_is_tried_again(
 ) -> None:
     supervisors.refuse = {"decode-1"}
     await adopted(controller, "prefill-0", "decode-0", "router-0")
-    await controller.scale("decode", 2)
+    await controller.scale({"decode": 2})
     await until(controller, lambda status: status.problem == "cannot start decode-1: no room for decode-1")
     supervisors.refuse = set()
     status = await adopted(controller, "prefill-0", "decode-0", "decode-1", "router-0")
@@ -195,7 +241,7 @@ async def test_without_the_store_what_runs_is_adopted_and_nothing_else_happens(
     await until(controller, lambda status: "the store is away" in str(status.problem))
     assert list(supervisors.running) == ["decode-5"]
     with pytest.raises(StoreUnavailable):
-        await controller.scale("decode", 1)
+        await controller.scale({"decode": 1})
     running.cancel()
 
 
@@ -205,10 +251,10 @@ async def test_a_scale_that_cannot_be_stored_changes_nothing(
     await adopted(controller, "prefill-0", "decode-0", "router-0")
     store.away = True
     with pytest.raises(StoreUnavailable):
-        await controller.scale("decode", 5)
+        await controller.scale({"decode": 5})
     assert controller.status().desired == ONE_EACH
     with pytest.raises(ConfigError):
-        await controller.scale("decode", -1)
+        await controller.scale({"decode": -1})
 
 
 async def test_stop_all_ends_everything_and_keeps_the_counts(
@@ -224,5 +270,5 @@ async def test_waiting_for_a_change_ends_with_it_or_with_the_time(controller: Co
     status = await adopted(controller, "prefill-0", "decode-0", "router-0")
     assert (await controller.status_after(status.version, 0.01)).version == status.version
     waiting = asyncio.ensure_future(controller.status_after(status.version, 5))
-    await controller.scale("decode", 2)
+    await controller.scale({"decode": 2})
     assert (await waiting).version > status.version

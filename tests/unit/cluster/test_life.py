@@ -1,13 +1,66 @@
-"""The life of a worker process: it notices when it did not run."""
+"""The life of a worker process: it notices when it did not run, and it leaves in order."""
 
 import asyncio
+from functools import partial
 from typing import Any, cast
 
 import pytest
 
 from cluster.core.clock import ManualClock
 from cluster.core.errors import IntegrityError
-from cluster.worker import TICK_S, Life, OwnErrors, _tick
+from cluster.worker import TICK_S, Life, OwnErrors, _drain, _tick
+
+
+def a_life(**what: Any) -> Life:
+    parts = {"server": None, "publisher": None, "epoch": 1, "pids": (), "tick": None, "tasks": ()}
+    unused = dict.fromkeys(("idle", "drain", "hand_over", "flushed"))
+    return Life(**cast("Any", {**parts, **unused, **what}))
+
+
+class Leaving:
+    """A worker with some work, `steps` looks from being idle; every look at the clock takes a second."""
+
+    def __init__(self, steps: int, flushes: int = 1) -> None:
+        self.said: list[str] = []
+        self._left = {"idle": steps, "flushed": flushes}
+        self.clock = ManualClock()
+        self.server = self.publisher = self
+        names = ("drain", "hand_over")
+        acts = {name: partial(self.said.append, name) for name in names}
+        looks = {name: partial(self._look, name) for name in self._left}
+        self.life = a_life(server=self, publisher=self, **acts, **looks)
+
+    def publish_status(self) -> None:
+        self.said.append("status")
+
+    async def set_serving(self, serving: bool) -> None:
+        self.said.append(f"serving {serving}")
+
+    def _look(self, name: str) -> bool:
+        self.said.append(f"{name}?")
+        self.clock.advance(1.0)
+        self._left[name] -= 1
+        return self._left[name] <= 0
+
+
+async def test_a_worker_tells_routers_first_and_leaves_when_nothing_runs() -> None:
+    worker = Leaving(steps=2)
+    await _drain(worker.life, worker.clock, [asyncio.get_running_loop().create_future()], 30.0)
+    assert worker.said == ["drain", "status", "serving False", "idle?", "idle?", "flushed?"]
+
+
+async def test_a_worker_hands_over_what_does_not_end_in_time_and_flushes() -> None:
+    worker = Leaving(steps=99, flushes=2)
+    await _drain(worker.life, worker.clock, [asyncio.get_running_loop().create_future()], 2.0)
+    assert worker.said[3:] == ["idle?", "idle?", "hand_over", "flushed?", "flushed?"]
+
+
+async def test_a_worker_whose_engine_ends_while_it_drains_waits_for_nothing() -> None:
+    worker = Leaving(steps=99, flushes=99)
+    engine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    engine.set_result(None)
+    await _drain(worker.life, worker.clock, [engine], 30.0)
+    assert worker.said.count("idle?") == worker.said.count("flushed?") == 1
 
 
 class Readings(ManualClock):
@@ -30,8 +83,7 @@ async def test_a_process_that_was_frozen_says_so_before_it_judges_others() -> No
         if len(events) > 1:
             second_tick.set()
 
-    unused = cast("Any", None)
-    life = Life(unused, unused, 1, (), tick, (), unused, unused, lambda s: events.append(f"slept {s:.1f}"))
+    life = a_life(tick=tick, slept=lambda s: events.append(f"slept {s:.1f}"))
     on_time, late = (0.0, 0.3 + TICK_S), (1.0, 8.0 + TICK_S)
     ticking = asyncio.ensure_future(_tick(life, Readings(*on_time, *late, 9.0)))
     await asyncio.wait_for(second_tick.wait(), 5.0)

@@ -16,6 +16,10 @@ CASES: list[tuple[Desired, list[str], list[str], list[Action]]] = [
     ({"decode": 2}, ["decode-0"], ["decode-1"], []),
     ({"decode": 1, "prefill": 1}, ["decode-0", "decode-1"], [], [Stop("decode-1"), Start("prefill-0", "prefill")]),
     ({"decode": 1}, ["decode-0", "prefill-0"], [], []),
+    ({"decode": 2}, ["decode-1"], ["decode-0"], []),  # decode-0 drains: nobody takes its place before it is gone
+    ({"decode": 2}, ["decode-1"], [], [Start("decode-0", "decode")]),  # ... and then its successor does
+    ({"decode": 1}, ["decode-1"], ["decode-0"], []),  # scaled down meanwhile: it gets none
+    ({"decode": 3}, ["decode-1"], ["decode-0"], [Start("decode-2", "decode")]),  # scaled up meanwhile
     ({"decode": 1}, ["decode-9", "decode-10"], [], [Stop("decode-10")]),
 ]
 
