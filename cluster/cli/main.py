@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.cli import ask as asking
+from cluster.cli import chaos as disturbing
 from cluster.cli import sim as simulating
 from cluster.cli.operate import sizes_of, wait_for_successor
 from cluster.cli.show import routers, show_urls, status_json, status_table
@@ -50,6 +51,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 model = typer.Typer(no_args_is_help=True, help="Models on this machine.")
 app.add_typer(model, name="model")
 app.command("sim")(simulating.sim)
+app.command("chaos")(disturbing.chaos)
 
 File = Annotated[Path | None, typer.Option("--file", "-f", help="cluster.yaml; defaults apply without one")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value, for example engine.dtype=float32")]

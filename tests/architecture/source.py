@@ -7,7 +7,17 @@ from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("router", "prefill_worker", "decode_worker", "kv_transfer", "engine", "cluster", "simulation", "planner")
+PACKAGES = (
+    "router",
+    "prefill_worker",
+    "decode_worker",
+    "kv_transfer",
+    "engine",
+    "cluster",
+    "simulation",
+    "chaos",
+    "planner",
+)
 GENERATED = "cluster/stubs/"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

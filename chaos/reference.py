@@ -1,0 +1,72 @@
+"""The judge of a chaos run: what each request must be answered with.
+
+Tracer: computed in plain integers from the prompt alone. Any other model: what the same cluster answered before
+anything was disturbed, in float32, where batches and prefix hits change no token but at a near-tie; greedy prompts
+whose top two candidates ever come closer than MARGIN are therefore not asked.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+from chaos.ask import Ask
+from engine.messages import SampleSpec, TracerModel
+from engine.model.tracer import reference_tokens
+
+MARGIN = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One sample: its tokens (the ending one included), the text they are, and why they end."""
+
+    tokens: tuple[int, ...]
+    text: str
+    reason: str
+
+
+class Reference(Protocol):
+    """Knows every answer."""
+
+    def answer(self, ask: Ask) -> tuple[Expected, ...]:
+        """One per sample, in the order of their indices."""
+
+
+class TracerReference:
+    """Computes answers as long as there is room to remember a few."""
+
+    def __init__(self, spec: TracerModel) -> None:
+        self._spec = spec
+        self.answer = lru_cache(maxsize=4096)(self._answer)
+
+    def _answer(self, ask: Ask) -> tuple[Expected, ...]:
+        return tuple(self._sample(ask, index) for index in range(ask.n))
+
+    def _sample(self, ask: Ask, index: int) -> Expected:
+        sampling = SampleSpec(index, ask.seed, ask.temperature, ask.top_p, ask.top_k, -1)
+        tokens = reference_tokens(
+            list(ask.prompt), ask.max_tokens, self._spec, sampling, stop_at_eos=not ask.ignore_eos
+        )
+        ended = not ask.ignore_eos and tokens[-1] == self._spec.vocab_size - 1
+        text = b"".join(_bytes_of(token) for token in (tokens[:-1] if ended else tokens))
+        return Expected(tuple(tokens), text.decode("utf-8", "replace"), "stop" if ended else "length")
+
+
+class RecordedReference:
+    """Answers that were written down."""
+
+    def __init__(self, answers: Mapping[Ask, tuple[Expected, ...]]) -> None:
+        self._answers = answers
+
+    @property
+    def asks(self) -> list[Ask]:
+        return list(self._answers)
+
+    def answer(self, ask: Ask) -> tuple[Expected, ...]:
+        return self._answers[ask]
+
+
+def _bytes_of(token: int) -> bytes:
+    """How the tracer spells a token: bytes are themselves, everything else is written `<id>`."""
+    return bytes((token,)) if token < 256 else b"<%d>" % token

@@ -1,0 +1,67 @@
+"""What clients saw, judged: every answer against the reference, every gap against the faults of its time."""
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+
+from chaos.ask import Ask, Manner
+from chaos.disturb import Disturbances
+from chaos.exchange import End, Exchange
+from chaos.reference import Expected, Reference
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of a whole run, and the words for what went wrong."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    retries: Counter[str] = field(default_factory=Counter)
+    failovers: int = 0
+    gaps_s: dict[str, list[float]] = field(default_factory=dict)
+    tokens: int = 0
+    wrong: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    hung: list[str] = field(default_factory=list)
+
+    @property
+    def requests(self) -> int:
+        return self.outcomes.total()
+
+
+def judge(ask: Ask, exchange: Exchange, reference: Reference) -> str | None:
+    """What is wrong with the tokens a client got, or None. Whoever left, or was cut off, has a beginning."""
+    expected = reference.answer(ask)
+    whole = exchange.end is End.OK
+    for index, right in enumerate(expected):
+        if problem := _judge_sample(exchange, index, right, whole):
+            return f"sample {index} of {ask}: {problem}"
+    total = sum(len(right.tokens) for right in expected)
+    if whole and exchange.completion_tokens != total:
+        return f"{ask}: {exchange.completion_tokens} completion tokens are reported, there are {total}"
+    return None
+
+
+def _judge_sample(exchange: Exchange, index: int, right: Expected, whole: bool) -> str | None:
+    text, reason = exchange.texts[index], exchange.reasons[index]
+    if exchange.tokens is not None:
+        got = tuple(exchange.tokens[index])
+        if got != (right.tokens if whole else right.tokens[: len(got)]):
+            return f"tokens {got} instead of {right.tokens}"
+    if (text != right.text) if whole else not right.text.startswith(text):
+        return f"text {text!r} instead of {right.text!r}"
+    if whole and reason != right.reason:
+        return f"ended by {reason!r} instead of {right.reason!r}"
+    return None
+
+
+def count_failover(tally: Tally, exchange: Exchange, manner: Manner, disturbances: Disturbances) -> None:
+    """An answer that took several attempts; its longest gap, when a decode worker was disturbed within it."""
+    if exchange.attempts <= 1:
+        return
+    tally.failovers += 1
+    if not manner.stream or not exchange.arrivals:
+        return
+    times = [exchange.asked, *exchange.arrivals]
+    gap, begin = max((after - before, before) for before, after in itertools.pairwise(times))
+    for kind in disturbances.kinds_within("decode", begin - 0.1, begin + gap):
+        tally.gaps_s.setdefault(kind, []).append(gap)
