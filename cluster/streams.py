@@ -22,7 +22,7 @@ class ServerStream(Generic[Incoming, Outgoing]):
         self._context = context
         self._queue: asyncio.Queue[Outgoing | None] = asyncio.Queue()
         self._limit = limit
-        self._overflow = False
+        self._cut = False
         self._writing = False
 
     @property
@@ -33,14 +33,18 @@ class ServerStream(Generic[Incoming, Outgoing]):
     def send(self, message: Outgoing) -> None:
         """Queue a message; a reader that is too far behind is cut off instead."""
         if self._queue.qsize() >= self._limit:
-            self._overflow = True
-            self.close()
-        elif not self._overflow:
+            self.cut()
+        elif not self._cut:
             self._queue.put_nowait(message)
 
     def close(self) -> None:
-        """End the stream after what is queued (at once when the reader is too far behind)."""
+        """End the stream after what is queued."""
         self._queue.put_nowait(None)
+
+    def cut(self) -> None:
+        """End the stream without what is queued, and take no more."""
+        self._cut = True
+        self.close()
 
     async def run(self, incoming: AsyncIterator[Incoming], receive: Callable[[Incoming], None]) -> None:
         """Until the peer ends the stream, breaks it, or `close` was called."""
@@ -62,7 +66,7 @@ class ServerStream(Generic[Incoming, Outgoing]):
             receive(message)
 
     async def _write(self) -> None:
-        while (message := await self._queue.get()) is not None and not self._overflow:
+        while (message := await self._queue.get()) is not None and not self._cut:
             self._writing = True
             await self._context.write(message)
             self._writing = False

@@ -87,6 +87,12 @@ class WatchPublisher(watch_pb2_grpc.WatchServicer):
         finally:
             self.close()
 
+    def drop_all(self) -> None:
+        """End every stream as if nobody read it; routers open the watch again."""
+        for subscriber in list(self._subscribers):
+            self._subscribers.discard(subscriber)
+            self._kill(subscriber)
+
     def close(self) -> None:
         """End every stream; routers see an orderly end."""
         if self._flush is not None:

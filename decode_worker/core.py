@@ -31,7 +31,7 @@ from decode_worker.outbox import Outbox
 from decode_worker.peers import Peers
 from decode_worker.state import Facts, State
 from engine.batcher import Batcher
-from engine.blocks import BlockBooks
+from engine.faults import make_books
 from engine.messages import (
     CopyDone,
     DigestDone,
@@ -52,7 +52,7 @@ class DecodeCore:
     """One decode worker."""
 
     def __init__(self, config: ClusterConfig, facts: Facts) -> None:
-        books = BlockBooks(config.num_blocks("decode"))
+        books = make_books(config.num_blocks("decode"), config.faults_of(facts.identity.worker))
         engine = config.engine
         budget = StepBudget(config.chunk_tokens("decode"), engine.max_batch, engine.local_share)
         batcher = Batcher(books, facts.layout.block_size, budget, make_room=lambda s: self._decoding.make_room(s))

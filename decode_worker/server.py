@@ -16,7 +16,9 @@ from collections.abc import AsyncIterator
 import grpc.aio
 
 from cluster.core.clock import Clock, SystemClock
+from cluster.core.faults import Faults
 from cluster.core.ids import agent_name, new_epoch
+from cluster.faulty import make_publisher, make_stages, make_stream
 from cluster.program import ProgramContext
 from cluster.rpc import make_server, service
 from cluster.streams import ServerStream
@@ -32,6 +34,7 @@ from decode_worker.effects import Dial, HangUp, Lost, ToEngine, ToPrefill, ToRou
 from decode_worker.links import LinkEvents, Links
 from decode_worker.state import Facts
 from engine.client import EngineProcess
+from engine.faults import staged
 from engine.start import EngineFailed, layout_of, make_init, model_spec, start_engine
 
 
@@ -39,18 +42,26 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
     """Carries events to the core and its effects to streams, links and engine."""
 
     def __init__(
-        self, core: DecodeCore, engine: EngineProcess, publisher: WatchPublisher, secret: str, clock: Clock
+        self,
+        core: DecodeCore,
+        engine: EngineProcess,
+        publisher: WatchPublisher,
+        secret: str,
+        clock: Clock,
+        faults: Faults,
     ) -> None:
         self._core = core
         self._engine = engine
         self._publisher = publisher
         self._clock = clock
+        self._stages = make_stages(faults)
+        self._breaks = faults.trigger("session.break")
         self._sessions: dict[str, ServerStream[FromRouter, FromDecode]] = {}
         self._numbers = itertools.count(1)
         self._flush: asyncio.TimerHandle | None = None
-        self.links = Links(
-            core.state.facts.identity, secret, LinkEvents(self._link_opened, self._link_message, self._link_closed)
-        )
+        received = self._link_message_and_stage if self._stages else self._link_message
+        events = LinkEvents(self._link_opened, received, self._link_closed)
+        self.links = Links(core.state.facts.identity, secret, events)
         self.errors = OwnErrors()
         self.lost: str | None = None
 
@@ -62,7 +73,7 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
         if first is None or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session starts with hello")
         name = f"{first.hello.epoch:016x}#{next(self._numbers)}"
-        stream = self._sessions[name] = ServerStream(context)
+        stream = self._sessions[name] = make_stream(context, self._breaks, self._stages)
         try:
             with self.errors.end_this_life():
                 self._core.session_opened(name)
@@ -76,7 +87,8 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
 
     async def follow_engine(self) -> None:
         """Feed the engine's reports to the core. Raises EngineFailed when the engine is gone or given up."""
-        async for report in self._engine.channel:
+        channel = self._engine.channel
+        async for report in staged(channel, self._stages.passed) if self._stages else channel:
             self._core.from_engine(report, self._clock.now())
             self.apply()
             if self.lost is not None:
@@ -160,6 +172,10 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
         self._core.from_prefill(peer, message, self._clock.now())
         self.apply()
 
+    def _link_message_and_stage(self, peer: str, message: FromPrefill) -> None:
+        self._link_message(peer, message)
+        self._stages.passed(message.WhichOneof("message") or "")
+
     def _link_closed(self, peer: str, reason: str) -> None:
         self._core.link_closed(peer, reason, self._clock.now())
         self.apply()
@@ -168,7 +184,9 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
 async def serve(context: ProgramContext) -> None:
     """Run one life of a decode worker until `context.stopping`. Raises EngineFailed, ConfigError, ModelError."""
     config, clock, epoch = context.config, SystemClock(), new_epoch()
-    init = make_init(config, "decode", agent_name(context.name, epoch), model_spec(config, model_folder(config)))
+    faults = config.faults_of(context.name)
+    agent = agent_name(context.name, epoch)
+    init = make_init(config, "decode", agent, model_spec(config, model_folder(config)), faults)
     engine, ready = await start_engine("decode_worker.engine_process", init)
     try:
         layout = layout_of(ready, config.engine.block_size)
@@ -183,8 +201,8 @@ async def serve(context: ProgramContext) -> None:
             num_blocks=core.state.books.num_blocks,
             block_size=layout.block_size,
         )
-        publisher = WatchPublisher(hello, core.state.books.keys, core.status, heartbeat_s=config.timing.heartbeat_s)
-        worker = DecodeServer(core, engine, publisher, context.secret, clock)
+        publisher = make_publisher(hello, core.state.books.keys, core.status, config.timing.heartbeat_s, faults)
+        worker = DecodeServer(core, engine, publisher, context.secret, clock, faults)
         session = service(session_pb2.DESCRIPTOR, "Session", session_pb2_grpc.add_SessionServicer_to_server, worker)
         server = make_server(config.host, 0, [session, publisher.service()], context.secret)
         for known in (hello.identity, identity):

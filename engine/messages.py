@@ -8,6 +8,8 @@ the steps.
 
 import msgspec
 
+from cluster.core.faults import FaultSpec
+
 
 class SampleSpec(msgspec.Struct, frozen=True, array_like=True):
     """How to draw one token from a row's last logits. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
@@ -81,6 +83,7 @@ class Init(msgspec.Struct, frozen=True, tag="init"):
     poison: bool  # fill every free block with NaN bytes: at start, and each block named in Poison
     transport: str  # "nixl" or "inprocess"
     transport_options: dict[str, str]
+    faults: tuple[FaultSpec, ...] = ()
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):

@@ -22,7 +22,9 @@ from collections.abc import Callable, Sequence
 
 from cluster.core.clock import Clock, SystemClock
 from cluster.core.errors import IntegrityError
+from cluster.core.faults import Faults
 from engine.channel import ChannelClosed, ChannelError, EnginePort, SocketPort
+from engine.faults import RunStep, with_read_faults, with_step_faults
 from engine.messages import (
     AddPeer,
     Command,
@@ -102,7 +104,7 @@ class Engine:
         self._wire = WireThread(port.send, self._commands.put)
         self._left = threading.Event()
         self._memory: HostMemory | None = None
-        self._stepper: Stepper | None = None
+        self._run_step: RunStep | None = None
 
     def serve(self) -> int:
         """Obey until Shutdown or the end of the port. Returns the exit code."""
@@ -148,15 +150,15 @@ class Engine:
         if isinstance(command, Init):
             self._port.send(self._init(command))
             return
-        if self._memory is None or self._stepper is None:
+        if self._memory is None or self._run_step is None:
             raise IntegrityError(f"{type(command).__name__} before Init")
-        for report in self._answer(command, self._stepper, self._memory):
+        for report in self._answer(command, self._run_step, self._memory):
             self._port.send(report)
 
-    def _answer(self, command: Command, stepper: Stepper, memory: HostMemory) -> list[Report]:
+    def _answer(self, command: Command, run_step: RunStep, memory: HostMemory) -> list[Report]:
         match command:
             case Step():
-                return [stepper.run(command)]
+                return [run_step(command)]
             case Copy():
                 started = self._clock.now()
                 memory.copy_in(command.slot, command.blocks)
@@ -174,6 +176,7 @@ class Engine:
         if self._memory is not None:
             raise IntegrityError("a second Init")
         started = self._clock.now()
+        faults = Faults(init.faults)
         model = load_model(init.model, init.block_size, init.threads)
         layout = model.layout
         memory = HostMemory(layout, init.num_blocks, init.slots, init.slot_bytes)
@@ -181,12 +184,14 @@ class Engine:
             memory.poison_all()
         model.bind(memory.pool)
         name, metadata = self._wire.start(
-            lambda: self._make_transport(init.transport, init.transport_options, init.agent),
+            lambda: with_read_faults(
+                self._make_transport(init.transport, init.transport_options, init.agent), faults, self._clock
+            ),
             memory.pool,
             memory.staging,
         )
         self._memory = memory
-        self._stepper = Stepper(model, memory, self._clock)
+        self._run_step = with_step_faults(Stepper(model, memory, self._clock).run, faults)
         return Ready(
             layers=layout.layers,
             kv_heads=layout.kv_heads,

@@ -5,6 +5,7 @@ from typing import Literal
 
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import HeadraceError
+from cluster.core.faults import Faults
 from engine.client import EngineProcess
 from engine.layout import KVLayout
 from engine.messages import Fatal, FolderModel, Init, ModelSpec, Ready, TracerModel
@@ -31,7 +32,13 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def make_init(config: ClusterConfig, role: Literal["prefill", "decode"], agent: str, model: ModelSpec) -> Init:
+def make_init(
+    config: ClusterConfig,
+    role: Literal["prefill", "decode"],
+    agent: str,
+    model: ModelSpec,
+    faults: Faults | None = None,
+) -> Init:
     """The first message to a worker's engine. Staging holds twice the slots: set-aside ones are replaced."""
     transport = config.transport
     devices = transport.devices or (("lo",) if is_loopback(config.host) else ())
@@ -49,6 +56,7 @@ def make_init(config: ClusterConfig, role: Literal["prefill", "decode"], agent: 
         poison=config.engine.poison,
         transport=transport.kind,
         transport_options=options,
+        faults=faults.specs if faults is not None else (),
     )
 
 

@@ -28,7 +28,7 @@ from cluster.stubs.link_pb2 import (
 from cluster.stubs.link_pb2 import Job as JobMessage
 from cluster.stubs.watch_pb2 import Status
 from engine.batcher import Batcher, RowResult
-from engine.blocks import BlockBooks
+from engine.faults import make_books
 from engine.messages import Command, Digest, DigestDone, Fatal, Poison, Report, Sampled, SampleSpec, Serve, StepDone
 from engine.overdue import OverdueWatch
 from engine.prefix import keep_right_hits
@@ -50,7 +50,7 @@ class PrefillCore:
         self._vocab_size = vocab_size
         self._max_context = max_context
         self.block_size = hello.identity.layout.block_size
-        self.books = BlockBooks(config.num_blocks("prefill"))
+        self.books = make_books(config.num_blocks("prefill"), config.faults_of(hello.identity.worker))
         budget = StepBudget(config.chunk_tokens("prefill"), config.engine.max_batch)
         self.batcher = Batcher(self.books, self.block_size, budget, make_room=lambda _: False)
         self.jobs: dict[tuple[str, str], Job] = {}

@@ -15,7 +15,9 @@ from collections.abc import AsyncIterator
 import grpc.aio
 
 from cluster.core.clock import Clock, SystemClock
+from cluster.core.faults import Faults
 from cluster.core.ids import agent_name, new_epoch
+from cluster.faulty import make_publisher, make_stages, make_stream
 from cluster.program import ProgramContext
 from cluster.rpc import make_server, service
 from cluster.streams import ServerStream
@@ -25,6 +27,7 @@ from cluster.stubs.watch_pb2 import WatchHello
 from cluster.watch import WatchPublisher
 from cluster.worker import Life, OwnErrors, live, make_identity, model_folder
 from engine.client import EngineProcess
+from engine.faults import staged
 from engine.start import EngineFailed, layout_of, make_init, model_spec, start_engine
 from prefill_worker.core import PrefillCore
 from prefill_worker.effects import Lost, ToDecode
@@ -33,11 +36,15 @@ from prefill_worker.effects import Lost, ToDecode
 class PrefillServer(link_pb2_grpc.LinkServicer):
     """Carries events to the core and its effects to streams and engine."""
 
-    def __init__(self, core: PrefillCore, engine: EngineProcess, publisher: WatchPublisher, clock: Clock) -> None:
+    def __init__(
+        self, core: PrefillCore, engine: EngineProcess, publisher: WatchPublisher, clock: Clock, faults: Faults
+    ) -> None:
         self._core = core
         self._engine = engine
         self._publisher = publisher
         self._clock = clock
+        self._stages = make_stages(faults)
+        self._breaks = faults.trigger("link.break")
         self._links: dict[str, ServerStream[FromDecodePeer, FromPrefill]] = {}
         self._numbers = itertools.count(1)
         self.errors = OwnErrors()
@@ -53,7 +60,7 @@ class PrefillServer(link_pb2_grpc.LinkServicer):
         if first is None or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a link starts with hello")
         name = f"{agent_name(first.hello.worker, first.hello.epoch)}#{next(self._numbers)}"
-        stream = self._links[name] = ServerStream(context)
+        stream = self._links[name] = make_stream(context, self._breaks, self._stages)
         try:
             with self.errors.end_this_life():
                 self._core.link_opened(name, first.hello, self._clock.now())
@@ -67,7 +74,8 @@ class PrefillServer(link_pb2_grpc.LinkServicer):
 
     async def follow_engine(self) -> None:
         """Feed the engine's reports to the core. Raises EngineFailed when the engine is gone or given up."""
-        async for report in self._engine.channel:
+        channel = self._engine.channel
+        async for report in staged(channel, self._stages.passed) if self._stages else channel:
             self._core.from_engine(report, self._clock.now())
             self.apply()
             if self.lost is not None:
@@ -117,8 +125,9 @@ class PrefillServer(link_pb2_grpc.LinkServicer):
 async def serve(context: ProgramContext) -> None:
     """Run one life of a prefill worker until `context.stopping`. Raises EngineFailed, ConfigError, ModelError."""
     config, clock, epoch = context.config, SystemClock(), new_epoch()
+    faults = config.faults_of(context.name)
     agent = agent_name(context.name, epoch)
-    init = make_init(config, "prefill", agent, model_spec(config, model_folder(config)))
+    init = make_init(config, "prefill", agent, model_spec(config, model_folder(config)), faults)
     engine, ready = await start_engine("prefill_worker.engine_process", init)
     try:
         layout = layout_of(ready, config.engine.block_size)
@@ -140,8 +149,8 @@ async def serve(context: ProgramContext) -> None:
             num_blocks=core.books.num_blocks,
             block_size=layout.block_size,
         )
-        publisher = WatchPublisher(watch_hello, core.books.keys, core.status, heartbeat_s=config.timing.heartbeat_s)
-        worker = PrefillServer(core, engine, publisher, clock)
+        publisher = make_publisher(watch_hello, core.books.keys, core.status, config.timing.heartbeat_s, faults)
+        worker = PrefillServer(core, engine, publisher, clock, faults)
         link = service(link_pb2.DESCRIPTOR, "Link", link_pb2_grpc.add_LinkServicer_to_server, worker)
         server = make_server(config.host, 0, [link, publisher.service()], context.secret)
         for known in (watch_hello.identity, hello.identity):

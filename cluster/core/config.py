@@ -4,9 +4,12 @@ Reading files, applying `--set` and naming the bad key live in cluster/config.py
 what is possible. Unknown keys are errors.
 """
 
-from typing import Annotated, Literal
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from cluster.core.faults import POINTS, Faults, FaultSpec
 
 Positive = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
@@ -141,6 +144,35 @@ class RaySettings(Settings):
     num_cpus: Positive = 4
 
 
+class FaultSettings(Settings):
+    """One fault point (cluster/core/faults.py says what each does). Exactly one of `nth` and `probability`."""
+
+    point: str
+    program: Annotated[str, Field(pattern=r"^(\*|(prefill|decode)-(\*|[0-9]+))$")] = "*"
+    seconds: Annotated[float, Field(ge=0, le=3600)] | None = None
+    nth: Positive | None = None
+    probability: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: int = 0
+
+    @field_validator("point")
+    @classmethod
+    def _known(cls, point: str) -> str:
+        if point not in POINTS:
+            raise ValueError(f"the fault points are {', '.join(POINTS)}")
+        return point
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        point = POINTS[self.point]
+        if point.timed != (self.seconds is not None):
+            raise ValueError(f"{self.point} {'needs' if point.timed else 'has no'} `seconds`")
+        if (self.nth is None) == (self.probability is None):
+            raise ValueError("give exactly one of `nth` and `probability`")
+        if self.program != "*" and not self.program.startswith(point.roles):
+            raise ValueError(f"{self.point} exists on {' and '.join(point.roles)} workers only")
+        return self
+
+
 class ClusterConfig(Settings):
     """One cluster: one base model, two pools, routers."""
 
@@ -158,6 +190,7 @@ class ClusterConfig(Settings):
     timing: TimingSettings = TimingSettings()
     store: StoreSettings = StoreSettings()
     ray: RaySettings = RaySettings()
+    faults: tuple[FaultSettings, ...] = Field((), description="what goes wrong on purpose (tests)")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def pool(self, role: Literal["prefill", "decode"]) -> PoolSettings:
@@ -165,6 +198,11 @@ class ClusterConfig(Settings):
 
     def pool_tokens(self, role: Literal["prefill", "decode"]) -> int:
         return self.pool(role).pool_tokens or self.engine.pool_tokens
+
+    def faults_of(self, program: str) -> Faults:
+        """What goes wrong on purpose in one program."""
+        mine = [f for f in self.faults if fnmatchcase(program, f.program)]
+        return Faults([FaultSpec(f.point, f.seconds or 0.0, f.nth, f.probability, f.seed) for f in mine])
 
     def num_blocks(self, role: Literal["prefill", "decode"]) -> int:
         """Blocks of one worker's pool."""
