@@ -3,8 +3,8 @@
 1. load the tokenizer and the chat template; open both doors (not ready yet)
 2. find workers: the supervisor's list, and `seeds:` of the configuration
 3. serve until told to stop
-4. drain: /ready and gRPC health say no, new requests are told 503 and to come back, the listeners close, running
-   streams end within `timing.drain_s`
+4. drain: /ready and gRPC health say no, the listener closes, requests on open connections get 503 and Retry-After,
+   running streams end within `timing.drain_s`
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from router.front.metrics import FrontMetrics
 from router.front.model_text import load_model_text
 from router.runtime import RouterRuntime
 
-LINGER_S = 0.3  # who asks in the moment of our leaving is told to ask elsewhere, instead of a reset
+LINGER_S = 0.3  # who asks on an open connection as we leave is told to ask elsewhere; then idle ones are closed
 CUT_S = 2.0  # for streams past the bound to be told that they are cut
 HEALTH_S = 0.2
 _log = logging.getLogger(__name__)
@@ -53,6 +53,11 @@ class _HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.listening.set()
+
+    def stop_listening(self) -> None:
+        """Take no new connections; those there are go on until `should_exit`."""
+        for server in self.servers:
+            server.close()
 
     async def serve_on(self, sock: socket.socket) -> None:
         """Serve `sock` until `should_exit` is set, then let running answers end within the grace time."""
@@ -125,6 +130,7 @@ async def serve(context: ProgramContext) -> None:
             if task.done():
                 task.result()
         front.draining = True
+        http.stop_listening()
         await rpc.set_serving(False)
         await asyncio.sleep(LINGER_S)
         http.should_exit = True

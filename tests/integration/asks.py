@@ -183,8 +183,9 @@ def _judge_usage(ask: Ask, usage: dict[str, Any]) -> None:
 class GrpcClient:
     """The public gRPC API. Use within one event loop, as a context manager."""
 
-    def __init__(self, stack: Stack) -> None:
-        self._channel = channel(stack.cluster.grpc_address)
+    def __init__(self, stack: Stack, address: str | None = None) -> None:
+        """`address`: of another router than the first."""
+        self._channel = channel(address or stack.cluster.grpc_address)
         self._stub = InferenceStub(self._channel)
 
     async def __aenter__(self) -> "GrpcClient":

@@ -200,7 +200,8 @@ class Stack:
             used |= {f"{worker['worker']} {name}": value for name, value in worker["gauges"].items()}
             used[f"{worker['worker']} attempts"] = worker["attempts"]
             used[f"{worker['worker']} is {worker['state']}"] = int(worker["state"] != "ready")
-        assert len(status["workers"]) == len(self.cluster.names) - 1, status["workers"]
+        programs = [name for name in self.cluster.names if not name.startswith("router")]
+        assert len(status["workers"]) == len(programs), status["workers"]
         return {name: value for name, value in used.items() if value}
 
     async def quiet(self, within_s: float = 2.0) -> None:

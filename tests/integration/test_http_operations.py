@@ -1,9 +1,12 @@
 """What operators look at, and routes that do not exist."""
 
+import asyncio
+
 import httpx
 import pytest
 
-from tests.fakes.dispatcher import FakeDispatcher, say
+from router.requests import Request
+from tests.fakes.dispatcher import FakeDispatcher, Step, say
 from tests.integration.front_door_server import MODEL, serve
 
 
@@ -34,6 +37,28 @@ async def test_ready_tells_why_not() -> None:
         refused = await client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "1"
+
+
+async def test_a_draining_door_sends_new_requests_elsewhere_and_lets_streams_end() -> None:
+    going_on = asyncio.Event()
+
+    def script(request: Request) -> list[Step]:
+        return [*say("ab", end=False)(request), going_on, *say("c")(request)]
+
+    async with serve(FakeDispatcher(script)) as served, httpx.AsyncClient(base_url=served.url) as client:
+        body = {"model": MODEL, "prompt": "x", "stream": True}
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            assert "a" in await anext(lines)
+            served.front.draining = True
+            refused = await client.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert refused.json()["error"]["code"] == "unavailable"
+            ready = await client.get("/ready")
+            assert (ready.status_code, ready.json()["ready"]) == (503, False)
+            assert (await client.get("/live")).status_code == 200
+            going_on.set()
+            assert [line async for line in lines if line][-1] == "data: [DONE]"
 
 
 async def test_status_and_metrics() -> None:

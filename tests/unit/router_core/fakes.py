@@ -72,6 +72,7 @@ class FakeWorker:
     max_context: int = 256
     queued_tokens: int = 0
     up: bool = True
+    draining: bool = False
     works: dict[str, Work] = field(default_factory=dict)
     gone: list[pb.Submit] = field(default_factory=list)  # ended attempts, of which something may still come late
     received: list[pb.FromRouter] = field(default_factory=list)
@@ -113,7 +114,13 @@ class FakeWorker:
         ]
 
     def status(self) -> Status:
-        return Status(ready=True, free_blocks=self.free(), running=len(self.works), queued_tokens=self.queued_tokens)
+        return Status(
+            ready=True,
+            draining=self.draining,
+            free_blocks=self.free(),
+            running=len(self.works),
+            queued_tokens=self.queued_tokens,
+        )
 
     def take(self, message: pb.FromRouter) -> None:
         """One message from the router."""

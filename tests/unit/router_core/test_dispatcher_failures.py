@@ -223,6 +223,37 @@ def test_preempted_work_goes_first_and_twice_preempted_work_reserves_everything(
     assert all(client.outcomes == [None] for client in made.clients.values())
 
 
+def test_a_draining_worker_gets_nothing_new_and_what_it_hands_over_goes_first_and_unpunished() -> None:
+    made = world(decode=2, max_attempts=1)
+    clients = [made.ask(request(name, prompt=(1,) * 20, max_tokens=40)) for name in "abcd"]
+    made.advance()
+    leaver = next(worker for worker in made.workers.values() if submits(worker))
+    other = made.workers["d1:1" if leaver.name == "d0" else "d0:1"]
+    given = sorted(leaver.works)
+    assert given
+    assert other.works
+    leaver.draining = other.draining = True
+    made.heartbeat()
+    assert states(made)[leaver.address] == "draining"
+    clients.append(made.ask(request("e", prompt=(1,) * 20, max_tokens=40)))
+    for attempt in given * 2:  # said again it is late, and changes nothing
+        leaver.works.pop(attempt, None)
+        said(made, leaver.name, pb.FromDecode(preempted=pb.Preempted(attempt=attempt, draining=True)))
+    before = len(submits(other))
+    made.die(leaver.address)  # it has left, and nothing was on it
+    other.draining = False
+    made.heartbeat()
+    went_on = submits(other)[before:]
+    assert [s.attempt for s in went_on] == [f"{attempt[0]}.2" for attempt in given] + ["e.1"]
+    assert all(s.preemptions == 0 and s.samples[0].emitted for s in went_on[:-1])
+    made.run()
+    for client in clients:
+        assert client.outcomes == [None]
+        assert client.ids[0] == expected(client.request, 0)
+    assert made.core.counters()["attempts_handed_over"] == len(given)
+    assert {"attempts_failed", "attempts_preempted"}.isdisjoint(made.core.counters())
+
+
 def test_a_prefill_worker_that_restarts_or_leaves_frees_its_bookings() -> None:
     made = world(prefill=2)
     made.ask(request("r", prompt=(1,) * 100, max_tokens=50))
