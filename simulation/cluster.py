@@ -6,7 +6,7 @@ from cluster.stubs.common_pb2 import WorkerAddress
 from simulation.decode import DecodeLife
 from simulation.prefill import PrefillLife
 from simulation.router_life import RouterLife
-from simulation.site import Site
+from simulation.site import Server, Site
 from simulation.worker import WorkerLife
 
 ROUTERS = ("router-0", "router-1")
@@ -26,6 +26,7 @@ class Cluster:
         self.routers: dict[str, RouterLife] = {}
         self._members: dict[str, WorkerLife] = {}
         self._ports = 4000
+        self._replaced: set[str] = set()  # names whose successor is under way while they may still run
         site.gone = self._gone
         for name in (*PREFILL, *DECODE):
             self._start_worker(name, None)
@@ -42,14 +43,12 @@ class Cluster:
         assert isinstance(life, DecodeLife)
         return life
 
-    def sees(self, router: RouterLife, worker: WorkerLife) -> str:
-        """In which state a router has this life of a worker."""
+    def sees_ready(self, router: RouterLife, workers: list[WorkerLife]) -> bool:
+        """Whether a router may give work to these lives of workers."""
         rows = router.core.status(self.site.loop.now)["workers"]
         assert isinstance(rows, list)
-        return next(
-            (str(r["state"]) for r in rows if r["address"] == worker.address and r["epoch"] == f"{worker.epoch:016x}"),
-            "unknown",
-        )
+        ready = {(row["address"], row["epoch"]) for row in rows if row["state"] == "ready"}
+        return all((life.address, f"{life.epoch:016x}") in ready for life in workers)
 
     def settled(self) -> bool:
         """Everybody is up, knows everybody, and nobody holds half of a stream."""
@@ -61,10 +60,7 @@ class Cluster:
             return False
         if sum(s.kind == "link" for s in streams) != len(PREFILL) * len(DECODE):
             return False
-        return all(
-            router.process.up and all(self.sees(router, life) == "ready" for life in lives)
-            for router in self.routers.values()
-        )
+        return all(router.process.up and self.sees_ready(router, lives) for router in self.routers.values())
 
     # -- the controller ---------------------------------------------------------------------------------------------
 
@@ -74,6 +70,7 @@ class Cluster:
             address = f"{name}:{self._ports}"
         kind = PrefillLife if name in PREFILL else DecodeLife
         life = self.workers[name] = self._members[name] = kind(self.site, name, address)
+        self._replaced.discard(name)
         life.start()
         self._spread()
 
@@ -82,17 +79,29 @@ class Cluster:
         self.routers[name].start()
         self._tell(name)
 
-    def _gone(self, name: str) -> None:
+    def replace(self, name: str) -> None:
+        """The controller cannot reach a worker: it starts another of that name, while the old one may yet wake."""
+        self._replaced.add(name)
+        self._restart(self.workers[name], 0.0)
+
+    def replaced(self, name: str) -> bool:
+        """Whether a successor of this worker is under way already."""
+        return name in self._replaced
+
+    def _gone(self, life: Server) -> None:
         """A program has died: tell the others, start it again - on the same address, or on another one."""
-        loop = self.site.loop
+        loop, name = self.site.loop, life.name
         if name in ROUTERS:
             loop.after(loop.random.uniform(*_RESTART_S), partial(self._start_router, name))
-            return
-        dead = self.workers[name]
-        noticed = loop.random.uniform(*_SILENCE_S) if dead.process.silent else 0.0
-        loop.after(noticed, partial(self._noticed, name, dead))
-        address = dead.address if loop.chance(0.3) else None
-        loop.after(noticed + loop.random.uniform(*_RESTART_S), partial(self._start_worker, name, address))
+        elif life is self.workers[name] and name not in self._replaced:
+            noticed = loop.random.uniform(*_SILENCE_S) if life.process.silent else 0.0
+            self._restart(self.workers[name], noticed)
+
+    def _restart(self, dead: WorkerLife, noticed_s: float) -> None:
+        loop = self.site.loop
+        loop.after(noticed_s, partial(self._noticed, dead.name, dead))
+        address = dead.address if loop.chance(0.3) and dead.process.dead else None
+        loop.after(noticed_s + loop.random.uniform(*_RESTART_S), partial(self._start_worker, dead.name, address))
 
     def _noticed(self, name: str, dead: WorkerLife) -> None:
         if self._members.get(name) is dead:

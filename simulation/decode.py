@@ -1,6 +1,5 @@
 """A simulated decode worker: the shell of decode_worker/server.py and decode_worker/links.py on in-memory streams."""
 
-import random
 from functools import partial
 
 from cluster.stubs.common_pb2 import WorkerAddress, WorkerIdentity
@@ -11,7 +10,7 @@ from decode_worker.effects import Dial, HangUp, Lost, ToPrefill, ToRouter
 from decode_worker.state import Facts
 from engine.blocks import BlockBooks
 from simulation.network import End
-from simulation.site import Site
+from simulation.site import Site, Violation
 from simulation.worker import WorkerLife
 
 HELLO_TIMEOUT_S = 5.0  # as in decode_worker/links.py
@@ -45,7 +44,7 @@ class DecodeLife(WorkerLife):
         return not self.core.state.attempts
 
     def start_draining(self) -> None:
-        self.core.state.draining = True
+        self.core.drain(self.site.loop.now)
 
     def members(self, prefill: list[WorkerAddress]) -> None:
         """The supervisor's newest list."""
@@ -142,12 +141,16 @@ class DecodeLife(WorkerLife):
 
     # -- effects ----------------------------------------------------------------------------------------------------
 
-    def rotten(self, rng: random.Random) -> int | None:
-        """A cached block that nobody uses now: its bytes may go bad unnoticed until it is matched again."""
+    def check(self) -> None:
+        super().check()
+        if strangers := {a.session for a in self.core.state.attempts.values()} - self._sessions.keys():
+            raise Violation(f"I2: {self.name} has attempts of sessions that are closed: {sorted(strangers)}")
+
+    def unproved(self) -> list[int]:
+        """Cached blocks that nobody uses now: their bytes may go bad unnoticed until they are matched again."""
         state = self.core.state
         used = {b for a in state.attempts.values() for s in a.sequences() for b in s.blocks}
-        blocks = [b for b in range(state.books.num_blocks) if state.books.is_published(b) and b not in used]
-        return rng.choice(blocks) if blocks else None
+        return [b for b in range(state.books.num_blocks) if state.books.is_published(b) and b not in used]
 
     def carry_out(self) -> None:
         for effect in self.core.take_effects():

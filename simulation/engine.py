@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from engine.messages import AddPeer, Command, DropPeer, Read, Report, Serve, Step
+from engine.messages import AddPeer, Command, DropPeer, Fatal, Read, Report, Serve, Step
 from simulation.local_engine import LocalEngine
 from simulation.loop import Loop, brief
 from simulation.network import Network
@@ -47,6 +47,10 @@ class SimEngine:
         """From the server. Nothing when the engine is gone."""
         self._in_at = max(self._in_at, self._loop.now + self._loop.random.uniform(*_SOCKET_S))
         self._loop.at(self._in_at, lambda: self.process.arrive(partial(self._take, command)))
+
+    def fail(self) -> None:
+        """An error of its own: it says so, and the server ends it."""
+        self.process.arrive(partial(self._report, Fatal("the simulation wants it so")))
 
     def on_end(self, call: Callable[[], None]) -> None:
         """The engine has just died: `call` in the server, after the reports that had left."""

@@ -44,6 +44,7 @@ class Faults:
             "partition": self._partition,
             "break stream": self._break_stream,
             "drain": self._drain,
+            "replace": self._replace,
             "rot": self._rot,
         }
 
@@ -82,13 +83,12 @@ class Faults:
             return False
         if role == "router":
             router = self._cluster.routers[name]
-            lives = self._cluster.workers.values()
-            return router.process.up and all(self._cluster.sees(router, life) == "ready" for life in lives)
+            return router.process.up and self._cluster.sees_ready(router, list(self._cluster.workers.values()))
         life = self._cluster.workers[name]
         if not life.process.up or not life.engine.process.up or life.lost:
             return False
         routers = [router for router in self._cluster.routers.values() if router.process.up]
-        return all(self._cluster.sees(router, life) == "ready" for router in routers)
+        return all(self._cluster.sees_ready(router, [life]) for router in routers)
 
     def _worker(self) -> WorkerLife | None:
         name = self._choose(self._random.choice(("prefill", "decode")))
@@ -117,7 +117,7 @@ class Faults:
         if victim is None:
             return False
         self._busy(victim.name, 1.0)
-        self._soon(victim.kill_engine)
+        self._soon(victim.kill_engine if self._random.random() < 0.7 else victim.engine.fail)
         return True
 
     def _freeze(self, victim: WorkerLife | None, *, server: bool, engine: bool) -> bool:
@@ -183,14 +183,29 @@ class Faults:
         self._soon(lambda: None if victim.process.dead else victim.process.arrive(victim.drain))
         return True
 
+    def _replace(self) -> bool:
+        """A worker freezes and is given up for lost; it wakes beside its successor, and is ended a little later."""
+        victim = self._worker()
+        if victim is None or self._cluster.replaced(victim.name):
+            return False
+        if not self._freeze(victim, server=True, engine=True):
+            return False
+        wakes = self._busy_until[victim.name]
+        self._busy(victim.name, wakes - self._site.loop.now + 6.0)
+        self._site.loop.at(wakes + self._random.uniform(0.0, 5.0), victim.kill)
+        self._cluster.replace(victim.name)
+        return True
+
     def _rot(self) -> bool:
         victim = self._worker()
-        if isinstance(victim, PrefillLife | DecodeLife) and (block := victim.rotten(self._random)) is not None:
+        if not isinstance(victim, PrefillLife | DecodeLife) or not (blocks := victim.unproved()):
+            return False
+        share = self._random.choice((0.1, 1.0))
+        for block in [b for b in blocks if self._random.random() < share]:
             self._site.loop.log(f"{victim.name}: a byte of block {block} is not what it was")
             memory = victim.engine.local.memory.pool[block]
             memory[self._random.randrange(len(memory))] ^= 1 << self._random.randrange(8)
-            return True
-        return False
+        return True
 
     def _soon(self, call: Callable[[], None]) -> None:
         """Just before the message that is about to be taken, or just after it."""

@@ -1,7 +1,5 @@
 """A simulated prefill worker: the shell of prefill_worker/server.py on in-memory streams."""
 
-import random
-
 from cluster.core.ids import agent_name
 from cluster.stubs.common_pb2 import WorkerIdentity
 from cluster.stubs.link_pb2 import FromDecodePeer, FromPrefill, PrefillHello, WorkerGone
@@ -10,7 +8,7 @@ from prefill_worker.core import PrefillCore
 from prefill_worker.effects import Lost, ToDecode
 from prefill_worker.jobs import Phase
 from simulation.network import End
-from simulation.site import Site
+from simulation.site import Site, Violation
 from simulation.worker import WorkerLife
 
 
@@ -70,12 +68,16 @@ class PrefillLife(WorkerLife):
         self.core.link_closed(name, self.site.loop.now)
         self.handled()
 
-    def rotten(self, rng: random.Random) -> int | None:
-        """A block whose bytes may go bad unnoticed until somebody proves them: offered, or cached by nobody."""
+    def check(self) -> None:
+        super().check()
+        if strangers := {job.link for job in self.core.jobs.values()} - self._links.keys():
+            raise Violation(f"I2: {self.name} has jobs of links that are closed: {sorted(strangers)}")
+
+    def unproved(self) -> list[int]:
+        """Blocks whose bytes may go bad unnoticed until somebody proves them: offered, or owned by nobody."""
         books = self.core.books
         reading = {b for j in self.core.jobs.values() if j.phase is not Phase.DONE for b in j.sequence.blocks}
-        blocks = [b for b in range(books.num_blocks) if books.is_published(b) and b not in reading]
-        return rng.choice(blocks) if blocks else None
+        return [b for b in range(books.num_blocks) if books.is_published(b) and b not in reading]
 
     def carry_out(self) -> None:
         for effect in self.core.take_effects():

@@ -43,6 +43,10 @@ class RouterLife:
         self._watches: dict[str, Keeper] = {}
         self._sessions: dict[str, Keeper] = {}
 
+    def accept(self, kind: str, end: End) -> None:
+        """Nobody opens a stream to a router here: its clients are objects beside it."""
+        raise AssertionError(f"a {kind} to {self.name}")
+
     def start(self) -> None:
         self.site.loop.log(f"{self.name} is up, epoch {self.epoch:016x}")
         self._tick()
@@ -62,7 +66,7 @@ class RouterLife:
         for client in self.clients.values():
             if not client.over:
                 client.outcome = "reset"
-        self.site.gone(self.name)
+        self.site.gone(self)
 
     # -- clients ----------------------------------------------------------------------------------------------------
 
@@ -106,7 +110,8 @@ class RouterLife:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        self._apply(self.core.tick(self.site.loop.now))
+        for effect in self.core.tick(self.site.loop.now):
+            self._carry_out(effect)
         self.process.timer(TICK_S, self._tick)
 
     def _apply(self, effects: list[Effect]) -> None:

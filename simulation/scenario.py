@@ -20,6 +20,7 @@ FAULTS = (
     "partition",
     "break stream",
     "drain",
+    "replace",
     "rot",
 )
 
@@ -59,9 +60,9 @@ def draw_scenario(rng: random.Random, *, faults: bool = True) -> Scenario:
         token_s=rng.choice((0.0001, 0.002)),
         slow_step=rng.choice((0.0, 0.003)) if faults else 0.0,
         read_fail=rng.choice((0.0, 0.05)) if rough else 0.0,
-        read_flip=rng.choice((0.0, 0.05)) if rough else 0.0,
+        read_flip=rng.choice((0.0, 0.05, 0.2)) if rough else 0.0,
         read_slow=rng.choice((0.0, 0.1)) if rough else 0.0,
-        requests=rng.randrange(16, 40),
+        requests=rng.randrange(10, 30),
         span_s=rng.choice((1.0, 5.0, 12.0)),
         fault_every=rng.choice((20.0, 60.0, 200.0)) if kinds else 0.0,
         faults=tuple(kinds),

@@ -16,8 +16,9 @@ class Violation(AssertionError):
 
 
 class Server(Protocol):
-    """A program that takes streams."""
+    """One life of a program that takes streams."""
 
+    name: str
     process: Process
 
     def accept(self, kind: str, end: End) -> None:
@@ -33,7 +34,7 @@ class Site:
     scenario: Scenario
     agents: dict[str, Wire] = field(default_factory=dict)
     listening: dict[str, Server] = field(default_factory=dict)
-    gone: Callable[[str], None] = lambda _: None
+    gone: Callable[[Server], None] = lambda _: None
 
     def reach(self, client: Process, address: str) -> Server | None:
         """The program at an address when it answers now."""

@@ -75,11 +75,16 @@ class Wire:
         self._report = report
         self._peers: set[str] = set()
         self._warming: dict[str, float] = {}  # peer -> deadline
+        self._posted: dict[int, _Posted] = {}
 
     @property
     def polls(self) -> bool:
         """Whether this side helps those who read from it."""
         return self.process.up and self.serving
+
+    def in_progress(self, *, silent: bool) -> int:
+        """Reads that have not ended; `silent`: only those whose holder's host went without a word."""
+        return sum(not silent or posted.holder.process.silent for posted in self._posted.values())
 
     def take(self, command: WireCommand) -> None:
         """One command of the server."""
@@ -129,7 +134,7 @@ class Wire:
         seconds = loop.random.uniform(0.0002, 0.002)
         if loop.chance(scenario.read_slow):
             seconds += loop.random.choice((0.02, 0.2, 2.0, 6.0)) * loop.random.random()
-        posted = _Posted(read, holder, loop.now, loop.chance(0.1))
+        posted = self._posted[read.id] = _Posted(read, holder, loop.now, loop.chance(0.1))
         self.process.timer(seconds / 2, partial(self._progress, posted, seconds / 2))
 
     def _progress(self, posted: _Posted, seconds: float) -> None:
@@ -151,7 +156,7 @@ class Wire:
             self.local.land(read.slot, 0, sources[: len(sources) // 2])
             self.process.timer(seconds, partial(self._progress, posted, seconds))
         elif loop.chance(self._scenario.read_fail):
-            self._report(ReadFailed(read.id, "the wire broke"))
+            self._end(ReadFailed(read.id, "the wire broke"))
         else:
             self._finish(posted)
 
@@ -162,7 +167,7 @@ class Wire:
         elif holder.process.silent and loop.now - posted.started < SILENT_S:
             self.process.timer(1.0, partial(self._progress, posted, seconds))
         else:
-            self._report(ReadFailed(posted.read.id, "the holder died"))
+            self._end(ReadFailed(posted.read.id, "the holder died"))
 
     def _finish(self, posted: _Posted) -> None:
         loop, read = self.process.loop, posted.read
@@ -176,7 +181,11 @@ class Wire:
             slot = self.local.memory.staging[read.slot]
             slot[loop.random.randrange(sum(size for _, size in read.ranges))] ^= 1 << loop.random.randrange(8)
             loop.log(f"{self.process.name}: read {read.id} arrives with a flipped bit")
-        self._report(ReadDone(read.id, loop.now - posted.started))
+        self._end(ReadDone(read.id, loop.now - posted.started))
+
+    def _end(self, report: ReadDone | ReadFailed) -> None:
+        del self._posted[report.id]
+        self._report(report)
 
 
 def _sources(posted: _Posted) -> list[Bytes]:

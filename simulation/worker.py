@@ -112,7 +112,7 @@ class WorkerLife(abc.ABC):
         self.site.network.died(self.process)
         if not silent and self.site.listening.get(self.address) is self:
             del self.site.listening[self.address]
-        self.site.gone(self.name)
+        self.site.gone(self)
 
     def kill_engine(self) -> None:
         """SIGKILL of the engine, or its own death."""
@@ -124,6 +124,7 @@ class WorkerLife(abc.ABC):
     def drain(self) -> None:
         """SIGTERM."""
         self.start_draining()
+        self.handled()
         self.publisher.publish_status()
         self._leave_when_idle(self.site.loop.now + DRAIN_S)
 
@@ -213,14 +214,17 @@ class WorkerLife(abc.ABC):
         if gap > FROZEN_S:
             self.core.slept(gap)
         self.core.tick(now)
-        self.handled()
+        self.carry_out()
         self._tick_later()
 
     def _leave_when_idle(self, latest: float) -> None:
-        if self.idle or self.site.loop.now >= latest:
+        if self.idle:
             self.kill()
-        else:
-            self.process.timer(TICK_S, partial(self._leave_when_idle, latest))
+            return
+        if self.site.loop.now >= latest:
+            self.core.hand_over(self.site.loop.now)
+            self.handled()
+        self.process.timer(TICK_S, partial(self._leave_when_idle, latest))
 
 
 def _no_sleep(_: float) -> None:

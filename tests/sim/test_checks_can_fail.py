@@ -1,0 +1,91 @@
+"""The simulation sees what it is there to see: one line made wrong, and some seed turns red."""
+
+from collections.abc import Callable
+
+import pytest
+
+from decode_worker.decoding import Decoding
+from kv_transfer.handoff import HandOff
+from kv_transfer.staging import Staging
+from prefill_worker.core import PrefillCore
+from router.endings import Endings
+from router.follow import Follow
+from simulation.run import simulate
+
+Patch = pytest.MonkeyPatch
+
+
+def believe_every_copy(patch: Patch) -> None:
+    real = HandOff.copy_done
+
+    def copy_done(self: HandOff, read_id: int, digests: object) -> object:
+        return real(self, read_id, [self._offered[i].digest for i in self._reads[read_id]])
+
+    patch.setattr(HandOff, "copy_done", copy_done)
+
+
+def reuse_slots_of_reads_that_were_given_up(patch: Patch) -> None:
+    real = Staging.give_up
+
+    def give_up(self: Staging, read_id: int) -> None:
+        real(self, read_id)
+        self._free.append(self._set_aside[read_id].slot)
+
+    patch.setattr(Staging, "give_up", give_up)
+
+
+def draw_otherwise_on_failover(patch: Patch) -> None:
+    real = Follow.submit
+
+    def submit(self: Follow, *arguments: object) -> object:
+        message = real(self, *arguments)  # type: ignore[arg-type]
+        message.sampling.seed += self.tries.number - 1
+        return message
+
+    patch.setattr(Follow, "submit", submit)
+
+
+def leave_jobs_of_a_lost_link(patch: Patch) -> None:
+    patch.setattr(PrefillCore, "link_closed", lambda self, link, now: None)
+
+
+def lose_a_failed_attempt(patch: Patch) -> None:
+    patch.setattr(Endings, "lose", lambda self, worker, why, now: None)
+
+
+def never_check_prefix_hits(patch: Patch) -> None:
+    patch.setattr("prefill_worker.core.keep_right_hits", lambda books, sequence, hits, digests: hits)
+    patch.setattr("decode_worker.admission.keep_right_hits", lambda books, sequence, hits, digests: hits)
+
+
+def end_one_token_early(patch: Patch) -> None:
+    real = Decoding._end_reason
+
+    def end_reason(self: Decoding, attempt: object, sample: object, token: int) -> str:
+        early = len(sample.emitted) + 1 >= attempt.submit.max_tokens  # type: ignore[attr-defined]
+        return real(self, attempt, sample, token) or ("length" if early else "")  # type: ignore[arg-type]
+
+    patch.setattr(Decoding, "_end_reason", end_reason)
+
+
+MUTANTS: list[Callable[[Patch], None]] = [
+    believe_every_copy,
+    reuse_slots_of_reads_that_were_given_up,
+    draw_otherwise_on_failover,
+    leave_jobs_of_a_lost_link,
+    lose_a_failed_attempt,
+    never_check_prefix_hits,
+    end_one_token_early,
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_fault_in_the_product_turns_a_seed_red(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    mutant(monkeypatch)
+    for seed in range(60):
+        try:
+            if simulate(seed).violation:
+                return
+        except (KeyError, ValueError, RuntimeError):  # books that were made wrong may also fall over
+            return
+    pytest.fail("60 seeds found nothing wrong")
