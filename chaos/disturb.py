@@ -10,12 +10,13 @@ So whatever happens, all but one program of each role are untouched.
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cluster.core.clock import Clock
 from cluster.local import LocalCluster
@@ -32,13 +33,14 @@ _ROUTER_WEIGHTS = (2, 3, 1)
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """One fault: what was done to whom, from when to when."""
+    """One fault: what was done to whom, from when to when, and when the program served again."""
 
     name: str
     role: Role
     kind: str
     begin: float
-    end: float
+    end: float = math.inf
+    back: float = math.inf
 
 
 @dataclass(slots=True)
@@ -50,9 +52,17 @@ class Disturbances:
     def kinds(self) -> Counter[str]:
         return Counter(f"{each.role}: {each.kind}" for each in self.done)
 
-    def kinds_within(self, role: Role, begin: float, end: float) -> list[str]:
-        """ "kill" or "stop", of each fault of a role that began in this time."""
-        return [d.kind.split()[0] for d in self.done if d.role == role and begin <= d.begin <= end]
+    def of_decode(self, router: str, begin: float, end: float) -> list[str]:
+        """What was done to decode workers from `begin` to `end`: kill, stop, ..., and whether it was done alone.
+
+        Alone: no prefill worker, and not the router of that client, was being disturbed or had not recovered yet.
+        """
+        told = []
+        for each in (d for d in self.done if d.role == "decode" and begin <= d.begin <= end):
+            near = (d for d in self.done if d.begin <= end and begin <= d.back and d is not each)
+            others = any(d.role != "router" or d.name == router for d in near)
+            told.append(each.kind.split()[0] + (" with others" if others else ""))
+        return told
 
     def happened(self, name: str, kinds: tuple[str, ...], begin: float, end: float) -> bool:
         """Whether one of `kinds` was done to this program while something ran from `begin` to `end`."""
@@ -97,26 +107,30 @@ class Disturber:
             name, kind = rng.choice(names), _draw(rng, role)
             before = self._cluster.ready(name)
             seconds = rng.uniform(10.5, 13.0) if kind == "stall engine" else rng.uniform(0.2, 6.0)
-            await self._do(role, kind, before, seconds)
+            place = await self._do(role, kind, before, seconds)
             if not await self._recovered(before, restarted=kind.split()[0] in ("kill", "restart")):
                 self.unrecovered.append(f"{name} after {kind}")
                 return
+            done = self.disturbances.done
+            done[place] = replace(done[place], back=self._clock.now())
 
-    async def _do(self, role: Role, kind: str, victim: Ready, seconds: float) -> None:
+    async def _do(self, role: Role, kind: str, victim: Ready, seconds: float) -> int:
+        """One fault from its begin to its end. Returns its place in the list."""
         what, _, which = kind.partition(" ")
         pids = {"server": victim.pids[:1], "engine": victim.pids[_ENGINE:]}.get(which, victim.pids)
         begin = self._clock.now()
         place = len(self.disturbances.done)
-        self.disturbances.done.append(Disturbance(victim.name, role, kind, begin, float("inf")))
+        self.disturbances.done.append(Disturbance(victim.name, role, kind, begin))
         if what in ("stop", "stall"):
             with _frozen(pids):
                 await asyncio.sleep(seconds)
         else:
             _signal(pids[_SERVER], signal.SIGTERM if what == "restart" else signal.SIGKILL)
-        # A restart goes on until the program has left; what begins after that meets its successor.
-        if what == "restart":
+        # Until its supervisor knows that it is gone, clients are still sent to it.
+        if what in ("kill", "restart"):
             await self._until(lambda: self._has_left(victim), _RECOVERY_S)
-        self.disturbances.done[place] = Disturbance(victim.name, role, kind, begin, self._clock.now())
+        self.disturbances.done[place] = replace(self.disturbances.done[place], end=self._clock.now())
+        return place
 
     async def _has_left(self, victim: Ready) -> bool:
         status = self._cluster.status(victim.name)

@@ -211,6 +211,8 @@ def _grpc_end(error: grpc.aio.AioRpcError, manner: Manner) -> End:
         return End.BUSY
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and manner.deadline_s is not None:
         return End.LATE
+    if code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details.lower():
+        return End.UNREACHABLE
     if code is grpc.StatusCode.UNAVAILABLE:
         # gRPC's own words for a lost connection; ours for a cluster that cannot serve are the only other ones
         broken = any(word in details.lower() for word in ("socket", "connect", "goaway", "stream removed", "eof"))

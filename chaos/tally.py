@@ -54,7 +54,7 @@ def _judge_sample(exchange: Exchange, index: int, right: Expected, whole: bool) 
     return None
 
 
-def count_failover(tally: Tally, exchange: Exchange, manner: Manner, disturbances: Disturbances) -> None:
+def count_failover(tally: Tally, exchange: Exchange, manner: Manner, disturbances: Disturbances, router: str) -> None:
     """An answer that took several attempts; its longest gap, when a decode worker was disturbed within it."""
     if exchange.attempts <= 1:
         return
@@ -63,5 +63,5 @@ def count_failover(tally: Tally, exchange: Exchange, manner: Manner, disturbance
         return
     times = [exchange.asked, *exchange.arrivals]
     gap, begin = max((after - before, before) for before, after in itertools.pairwise(times))
-    for kind in disturbances.kinds_within("decode", begin - 0.1, begin + gap):
+    for kind in disturbances.of_decode(router, begin - 0.1, begin + gap):
         tally.gaps_s.setdefault(kind, []).append(gap)
