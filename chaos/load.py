@@ -75,9 +75,7 @@ async def _serve(table: Table, rng: random.Random, ask: Ask, manner: Manner) -> 
             return "wrong"
         outcome = _outcome(table, router, exchange)
         if outcome is not None:
-            return _count(
-                table, outcome, exchange, manner, router.name, f"{router.name}: {exchange.detail}: {ask} {manner}"
-            )
+            return _count(table, outcome, exchange, router.name, ask, manner)
         tally.retries[exchange.detail[:3] if exchange.end is End.BUSY else exchange.end.value] += 1
         if clock.now() > give_up:
             _note(tally.failed, f"never served within {DEADLINE_S:.0f} s, at last {router.name}: {exchange.detail}")
@@ -114,10 +112,11 @@ def _outcome(table: Table, router: Ready, exchange: Exchange) -> str | None:
             return "failed"
 
 
-def _count(table: Table, outcome: str, exchange: Exchange, manner: Manner, router: str, words: str) -> str:
+def _count(table: Table, outcome: str, exchange: Exchange, router: str, ask: Ask, manner: Manner) -> str:
     tally = table.tally
     if outcome == "failed":
-        _note(tally.failed, f"{exchange.end.value} after {exchange.ended - exchange.asked:.1f} s, {words}")
+        after = f"{exchange.end.value} after {exchange.ended - exchange.asked:.1f} s"
+        _note(tally.failed, f"{after}, {router}: {exchange.detail}: {ask} {manner}")
     elif outcome == "ok":
         tally.tokens += exchange.completion_tokens or 0
         count_failover(tally, exchange, manner, table.disturbances, router)

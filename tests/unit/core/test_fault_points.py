@@ -1,5 +1,7 @@
 """Fault points: when they fire, which program has them, and that a wrong one is refused with what is allowed."""
 
+from pathlib import Path
+
 import pytest
 
 from cluster.config import dump_config, load_config, parse_config
@@ -93,3 +95,9 @@ def test_a_wrong_fault_is_refused_with_what_is_allowed(fault: str, parts: list[s
         load_config(None, [f"faults=[{fault}]"])
     for part in parts:
         assert part in str(refused.value)
+
+
+def test_the_documentation_lists_every_point() -> None:
+    text = (Path(__file__).parents[3] / "docs/fault-points.md").read_text(encoding="utf-8")
+    listed = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `") and "." in line.split("`")[1]]
+    assert listed == list(POINTS)
