@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import grpc
@@ -20,27 +20,28 @@ from rich.console import Console
 from cluster.cli.start import Started, StartFailed, start_cluster, stop_head, stop_running
 from cluster.config import load_config
 from cluster.controller import ClusterStatus
-from cluster.pipe import ROLES
+from cluster.core.config import ClusterConfig, RaySettings
+from cluster.pipe import ROLES, Role
 from cluster.run_dir import RunDir
 from cluster.supervisor import ProgramStatus
 from tests.fake_program import Hearing
 
 PATIENCE_S = 30.0
-MODULES = dict.fromkeys(ROLES, "tests.fake_program")
+MODULES: dict[Role, str] = dict.fromkeys(ROLES, "tests.fake_program")
 
 
 class Cluster:
     """A running cluster; `until` reads the statuses that its head relays."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, config: ClusterConfig, modules: Mapping[Role, str] = MODULES) -> None:
         self.root = root
         self.run_dir = RunDir(root / "test")
         self.console = io.StringIO()
         started: Started = start_cluster(
-            load_config(None, ["name=test", "ray.num_cpus=1"]),
+            config.model_copy(update={"name": "test", "ray": RaySettings(num_cpus=1)}),
             self.run_dir,
             Console(file=self.console),
-            modules=MODULES,
+            modules=modules,
             tied=True,
         )
         self.head = started.head
@@ -90,7 +91,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    one = Cluster(tmp_path_factory.mktemp("ray"))
+    one = Cluster(tmp_path_factory.mktemp("ray"), ClusterConfig())
     yield one
     stop_head(one.head, one.run_dir)
 
@@ -183,10 +184,26 @@ def test_pools_scale_independently_and_back(cluster: Cluster) -> None:
     names = [program.name for program in cluster.last.programs]
     assert names == ["decode-0", "decode-1", "decode-2", "prefill-0", "router-0"]
     leaving = processes_of(cluster.program("decode-1")) + processes_of(cluster.program("decode-2"))
-    assert cluster.command("scale", "decode", "1").returncode == 0
-    cluster.until(lambda status: status.ready and status.desired["decode"] == 1)
+    assert cluster.command("scale", "decode=1", "prefill=2").returncode == 0
+    cluster.until(lambda status: status.ready and status.desired == {"decode": 1, "prefill": 2, "router": 1})
     assert gone(leaving)
+    assert cluster.command("scale", "prefill", "1").returncode == 0
+    cluster.until(lambda status: status.ready and status.desired["prefill"] == 1)
     assert cluster.command("scale", "boss", "1").returncode == 1
+
+
+def test_a_drained_program_is_replaced_and_did_not_die(cluster: Cluster) -> None:
+    before = cluster.program("decode-0")
+    processes = processes_of(before)
+    done = cluster.command("drain", "decode-0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "decode-0 has drained\ndecode-0 is ready again\n"
+    assert gone(processes)
+    after = cluster.comes_back(before)
+    assert (after.restarts, after.early_deaths) == (0, 0)
+    refused = cluster.command("drain", "decode-1")
+    assert refused.returncode == 1
+    assert "'decode-1' does not run here: it is one of decode-0, prefill-0, router-0" in refused.stderr
 
 
 def test_down_leaves_nothing(cluster: Cluster) -> None:
@@ -204,7 +221,7 @@ def test_down_leaves_nothing(cluster: Cluster) -> None:
 
 
 def test_a_killed_head_takes_everything_along(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+    cluster = Cluster(tmp_path, ClusterConfig())
     processes = cluster.processes()
     children = [process for process in processes if "signal.pause" in " ".join(process.cmdline())]
     os.kill(cluster.head.pid, signal.SIGKILL)
