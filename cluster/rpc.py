@@ -90,9 +90,10 @@ class _Health(Protocol):
 class RpcServer:
     """A bound, not yet started server. `port` is the real one; `address` is `host:port` as peers should dial it."""
 
-    def __init__(self, server: grpc.aio.Server, checks: _Health, host: str, port: int) -> None:
+    def __init__(self, server: grpc.aio.Server, checks: _Health, services: Sequence[str], host: str, port: int) -> None:
         self._server = server
         self._health = checks
+        self._checked = ("", *services)
         self.port = port
         self.address = _join(host, port)
 
@@ -102,9 +103,10 @@ class RpcServer:
         await self._server.start()
 
     async def set_serving(self, serving: bool) -> None:
-        """What the health service answers for the server as a whole."""
+        """What the health service answers for the server as a whole and for each service by its full name."""
         status = health_pb2.HealthCheckResponse.ServingStatus
-        await self._health.set("", status.SERVING if serving else status.NOT_SERVING)
+        for name in self._checked:
+            await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, let running ones end for `grace_s` seconds, then cancel them."""
@@ -121,12 +123,12 @@ def make_server(host: str, port: int, services: Iterable[Service], secret: str |
     server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
     checks: _Health = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
+    names = []
     for each in services:
         each.add_to(server)
         names.append(each.name)
-    reflection.enable_server_reflection(names, server)
-    return RpcServer(server, checks, host, _bind(server, host, port))
+    reflection.enable_server_reflection([health.SERVICE_NAME, reflection.SERVICE_NAME, *names], server)
+    return RpcServer(server, checks, names, host, _bind(server, host, port))
 
 
 def channel(address: str) -> grpc.aio.Channel:

@@ -101,12 +101,21 @@ async def test_an_unknown_method_without_the_secret_does_not_tell_that_it_is_unk
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_health_is_open_and_tells_the_truth(worker: Worker, wire: grpc.aio.Channel) -> None:
+@pytest.mark.parametrize("service", ["", "headrace.v1.Watch"])
+async def test_health_is_open_and_tells_the_truth(worker: Worker, wire: grpc.aio.Channel, service: str) -> None:
     stub = health_pb2_grpc.HealthStub(wire)
     status = health_pb2.HealthCheckResponse.ServingStatus
-    assert (await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)).status == status.NOT_SERVING
+    question = health_pb2.HealthCheckRequest(service=service)
+    assert (await stub.Check(question, timeout=5)).status == status.NOT_SERVING
     await worker.server.set_serving(True)
-    assert (await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)).status == status.SERVING
+    assert (await stub.Check(question, timeout=5)).status == status.SERVING
+
+
+async def test_the_health_of_an_unknown_service_is_not_found(wire: grpc.aio.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(wire)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.Check(health_pb2.HealthCheckRequest(service="headrace.v1.Nothing"), timeout=5)
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 async def test_reflection_needs_the_secret_and_lists_the_services(wire: grpc.aio.Channel) -> None:
