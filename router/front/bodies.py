@@ -211,4 +211,6 @@ def _named(error: ValidationError) -> InvalidRequest:
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part
     codes = {"missing": "missing_required_parameter", "unsupported": "unsupported_parameter"}
     code = codes.get(fault["type"], "invalid_type")
-    return InvalidRequest(f"{param}: {fault['msg'].lower()}", param=param or None, code=code)
+    # pydantic's own words for this one name our classes.
+    problem = "input should be an object" if fault["type"] == "model_type" else fault["msg"].lower()
+    return InvalidRequest(f"{param}: {problem}", param=param or None, code=code)

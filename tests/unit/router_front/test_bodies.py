@@ -175,6 +175,12 @@ def test_what_is_no_json_object(raw: bytes) -> None:
     assert caught.value.code == "invalid_json"
 
 
+def test_an_error_does_not_name_our_classes() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ChatBody.parse(b'{"model": "m", "messages": [1]}')
+    assert str(caught.value) == "messages[0]: input should be an object"
+
+
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(InvalidRequest) as caught:
         ChatBody.parse(b'{"model": "m"}')
