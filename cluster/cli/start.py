@@ -133,6 +133,7 @@ def stop_head(head: "subprocess.Popen[bytes]", run_dir: RunDir) -> None:
 def stop_running(run_dir: RunDir) -> bool:
     """Take down a cluster that another process started. False when none was running."""
     if (pid := run_dir.holder()) is None:
+        run_dir.clear_ray()  # a killed head could not
         return False
     try:
         head = psutil.Process(pid)

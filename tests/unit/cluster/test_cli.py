@@ -128,6 +128,15 @@ def test_after_a_drain_the_new_life_is_waited_for() -> None:
         wait_for_successor(lambda *_: gone, "router-0", within_s=0)
 
 
+def test_down_removes_what_a_killed_head_left(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "mill")
+    run_dir.folder.mkdir()
+    left = run_dir.ray_folder()
+    result = CliRunner().invoke(app, ["down", "--name", "mill", "--root", str(tmp_path)])
+    assert (result.exit_code, result.output) == (0, "mill was not running\n")
+    assert not left.exists()
+
+
 def test_down_when_nothing_runs(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["down", "--root", str(tmp_path)])
     assert (done.exit_code, done.output) == (0, "headrace was not running\n")
