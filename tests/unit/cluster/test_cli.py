@@ -35,6 +35,7 @@ SURFACE = {
     "generate": {"--max-tokens", "--temperature", "--raw", "--name", "--root", "--address", "text"},
     "model": {"pull", "list"},
     "sim": {"--seed", "--seeds", "--trace"},
+    "chaos": {"--minutes", "--seed", "--model", "--tcp", "--prefill", "--decode", "--routers", "--clients", "--logs"},
 }
 READY = Ready(
     name="router-0", role="router", address="127.0.0.1:8001", epoch=1, http="http://127.0.0.1:8000", pids=(7,)
