@@ -104,6 +104,20 @@ def test_a_killed_program_comes_back_as_a_new_peer_and_hears_the_members(watch: 
     watched.hearing.until(PEER)
 
 
+def test_a_program_that_left_in_order_comes_back_at_once_and_did_not_die(watch: Watch) -> None:
+    watched = watch("decode-0")
+    first = watched.ready()
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGTERM)
+    left = watched.until(lambda status: status.state == "waiting")
+    assert (left.last_exit, left.restarts, left.early_deaths) == (0, 0, 0)
+    again = watched.ready()
+    assert first.ready is not None
+    assert again.ready is not None
+    assert again.ready.epoch != first.ready.epoch
+    assert "decode-0" in watched.log_file.read_text()
+
+
 def test_a_program_that_fails_at_once_is_tried_ever_more_slowly(watch: Watch) -> None:
     watched = watch("prefill-9")
     status = watched.until(lambda status: status.early_deaths == 2)

@@ -9,7 +9,7 @@ import pytest
 
 
 class NotInAUnitTest(AssertionError):
-    """A unit test tried to leave its process: give the code a fake, or move the test to tests/contract or integration."""
+    """A unit test tried to leave its process: give the code a fake, or move it to tests/contract or integration."""
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,10 @@ from typing import Any, cast
 import pytest
 
 from cluster.core.clock import ManualClock
+from cluster.core.config import TimingSettings
 from cluster.core.errors import IntegrityError
-from cluster.worker import TICK_S, Life, OwnErrors, _drain, _tick
+from cluster.worker import FLUSH_S, TICK_S, Life, OwnErrors, _drain, _tick
+from router.server import CUT_S, LINGER_S
 
 
 def a_life(**what: Any) -> Life:
@@ -61,6 +63,14 @@ async def test_a_worker_whose_engine_ends_while_it_drains_waits_for_nothing() ->
     engine.set_result(None)
     await _drain(worker.life, worker.clock, [engine], 30.0)
     assert worker.said.count("idle?") == worker.said.count("flushed?") == 1
+
+
+@pytest.mark.parametrize("drain_s", [0.1, 30.0, 3600.0])
+def test_nobody_ends_a_program_that_still_drains(drain_s: float) -> None:
+    """One setting, and everybody who waits is more patient than those it waits for."""
+    timing = TimingSettings(drain_s=drain_s)
+    worker, router = drain_s + FLUSH_S + 10 * TICK_S, drain_s + LINGER_S + CUT_S + 1.0
+    assert max(worker, router) < timing.program_stop_s < timing.supervisor_stop_s < timing.cluster_stop_s
 
 
 class Readings(ManualClock):
