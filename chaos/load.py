@@ -76,7 +76,7 @@ async def _serve(table: Table, rng: random.Random, ask: Ask, manner: Manner) -> 
         outcome = _outcome(table, router, exchange)
         if outcome is not None:
             return _count(table, outcome, exchange, router.name, ask, manner)
-        tally.retries[exchange.detail[:3] if exchange.end is End.BUSY else exchange.end.value] += 1
+        tally.retries[_busy(exchange.detail) if exchange.end is End.BUSY else exchange.end.value] += 1
         if clock.now() > give_up:
             _note(tally.failed, f"never served within {DEADLINE_S:.0f} s, at last {router.name}: {exchange.detail}")
             return "failed"
@@ -121,6 +121,12 @@ def _count(table: Table, outcome: str, exchange: Exchange, router: str, ask: Ask
         tally.tokens += exchange.completion_tokens or 0
         count_failover(tally, exchange, manner, table.disturbances, router)
     return outcome
+
+
+def _busy(detail: str) -> str:
+    """The HTTP status of a refusal; gRPC has other names for the same."""
+    word = detail.replace(":", " ").split()[0]
+    return {"RESOURCE_EXHAUSTED": "429", "UNAVAILABLE": "503"}.get(word, word)
 
 
 def _note(list_of_words: list[str], words: str) -> None:
