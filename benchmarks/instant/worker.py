@@ -94,6 +94,8 @@ async def serve(context: ProgramContext, per_message: int) -> None:
         tasks=(_for_ever(),),
         idle=lambda: True,
         drain=lambda: None,
+        hand_over=lambda: None,
+        flushed=lambda: True,
     )
     await live(context, life, SystemClock())
 
