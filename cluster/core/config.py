@@ -88,7 +88,9 @@ class HandoffSettings(Settings):
     """Staging and patience of the KV path."""
 
     slots: Positive = 16
-    slot_bytes: Positive = 4 * 1024 * 1024
+    slot_bytes: Annotated[int, Field(ge=1024)] = Field(
+        4 * 1024 * 1024, description="one staging slot; it must hold at least a block of the model"
+    )
     admission_window_tokens: Positive = Field(4096, description="K: tokens a prefill worker queues beyond what runs")
     wait_line: Annotated[int, Field(ge=0)] = Field(8, description="submits a full decode worker lets wait")
     offer_timeout_s: PositiveSeconds = Field(2.0, description="no offer within max(this, 3 x eta): next prefill worker")
