@@ -67,6 +67,11 @@ class Admission:
             del self._state.attempts[attempt.id]
             self._refuse(attempt.session, attempt.id, "draining", permanent=False)
 
+    @property
+    def checking(self) -> bool:
+        """Whether the engine owes digests of prefix hits."""
+        return bool(self._checks)
+
     def admit_waiting(self, now: float) -> None:
         """Room may have come: let the wait line in, oldest arrival first, nobody past the first that does not fit."""
         for attempt in sorted(self._waiting(), key=lambda a: a.arrival):

@@ -148,8 +148,10 @@ class DecodeCore:
         elif isinstance(report, ReadDone | ReadFailed):
             self.handoffs.read_ended(report, now)
         elif isinstance(report, CopyDone):
+            self._overdue.heard()
             self.handoffs.copy_ended(report, now)
         elif isinstance(report, DigestDone):
+            self._overdue.heard()
             self._admission.digests(report, now)
         elif isinstance(report, PeerAdded):
             peer = self.peers.warmed(report)
@@ -172,8 +174,11 @@ class DecodeCore:
         self.peers.keep_up(now)
         self.handoffs.tick(now)
         batcher = self.state.batcher
-        if batcher.in_flight and self._overdue.overdue(batcher.in_flight_tokens, now - batcher.plan_sent_at):
-            self.state.effects.append(Lost(f"plan {batcher.plan} is overdue after {now - batcher.plan_sent_at:.1f} s"))
+        sent_at = batcher.plan_sent_at if batcher.in_flight else None
+        asked = bool(self.handoffs.copying) or self._admission.checking
+        waited = self._overdue.check(now, sent_at, batcher.in_flight_tokens, asked=asked)
+        if waited is not None:
+            self.state.effects.append(Lost(f"the engine is overdue with plan {batcher.plan} after {waited:.1f} s"))
         self._after(now)
 
     # -- leaving --------------------------------------------------------------------------------------------------
@@ -194,6 +199,7 @@ class DecodeCore:
     def slept(self, seconds: float) -> None:
         """This process itself did not run: nobody can be blamed for silence in that time."""
         self.state.batcher.plan_sent_at += seconds
+        self._overdue.slept(seconds)
         self.handoffs.slept(seconds)
 
     def next_flush(self, now: float) -> float | None:
@@ -313,7 +319,7 @@ class DecodeCore:
             "wait_line": in_phase[Phase.WAITING],
         }
         return Status(
-            ready=True,
+            ready=not self._overdue.is_late,
             draining=state.draining,
             free_blocks=books.available,
             running=sum(len(a.live) for a in attempts if a.phase is Phase.DECODING),

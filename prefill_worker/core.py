@@ -104,6 +104,7 @@ class PrefillCore:
                 self._advance(result, now)
             self.counters["steps"] += 1
         elif isinstance(report, DigestDone):
+            self._overdue.heard()
             checked = self._checks.pop(report.id)
             if isinstance(checked, Job):
                 self._checked(checked, report.digests, now)
@@ -122,15 +123,16 @@ class PrefillCore:
                 self._fail(job, "deadline exceeded", invalid=False)
             elif job.phase is Phase.DONE and now > job.pinned_until:
                 self._leave(job, "pins_expired")
-        if self.batcher.in_flight:
-            waited = now - self.batcher.plan_sent_at
-            if self._overdue.overdue(self.batcher.in_flight_tokens, waited):
-                self._effects.append(Lost(f"plan {self.batcher.plan} is overdue after {waited:.1f} s"))
+        sent_at = self.batcher.plan_sent_at if self.batcher.in_flight else None
+        waited = self._overdue.check(now, sent_at, self.batcher.in_flight_tokens, asked=bool(self._checks))
+        if waited is not None:
+            self._effects.append(Lost(f"the engine is overdue with plan {self.batcher.plan} after {waited:.1f} s"))
         self._after(now)
 
     def slept(self, seconds: float) -> None:
         """This process itself did not run: the engine cannot be blamed for silence in that time."""
         self.batcher.plan_sent_at += seconds
+        self._overdue.slept(seconds)
 
     def hand_over(self, now: float) -> None:
         """The time to drain is over: decode workers keep what they have verified and go on without us."""
@@ -173,8 +175,8 @@ class PrefillCore:
 
     def _reserve(self, link: str, message: JobMessage, now: float) -> tuple[Job | None, str]:
         """Own every block of the prompt, or say why not."""
-        if self.draining:
-            return None, "draining"
+        if self.draining or self._overdue.is_late:
+            return None, "draining" if self.draining else "the engine is late"
         size = self.block_size
         tokens = list(message.tokens)
         if not message.sample_indices:
@@ -363,7 +365,7 @@ class PrefillCore:
             "sequences": len(self.batcher.sequences),
         }
         return Status(
-            ready=True,
+            ready=not self._overdue.is_late,
             draining=self.draining,
             free_blocks=self.books.available,
             running=phases.count(Phase.RUNNING),
