@@ -88,7 +88,7 @@ class HandoffSettings(Settings):
     """Staging and patience of the KV path."""
 
     slots: Positive = 16
-    slot_bytes: Annotated[int, Field(ge=1024)] = Field(
+    slot_bytes: Annotated[int, Field(ge=256)] = Field(
         4 * 1024 * 1024, description="one staging slot; it must hold at least a block of the model"
     )
     admission_window_tokens: Positive = Field(4096, description="K: tokens a prefill worker queues beyond what runs")
