@@ -20,6 +20,7 @@ def check(settings: ChaosSettings, folder: Path, *, faults: int, answers: int) -
     return report
 
 
+@pytest.mark.verify
 def test_a_short_run(tmp_path: Path) -> None:
     check(ChaosSettings(seconds=20.0, seed=7, rest_s=0.5), tmp_path, faults=5, answers=50)
 

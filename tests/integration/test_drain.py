@@ -122,6 +122,7 @@ class Client:
         return None if outcome.error.startswith("UNAVAILABLE") and not began.is_set() else outcome
 
 
+@pytest.mark.verify
 async def test_a_rolling_restart_of_every_program_loses_nothing(running: Stack) -> None:
     """First one of every role, at the same time, then the others."""
     clients = [Client(running, name) for name in ("http 0", "http 1", "http 2", "grpc 0")]
