@@ -33,7 +33,7 @@ class Client:
     stopped: set[int] = field(default_factory=set)
     outcome: str = UNSET
     progress_at: float = 0.0
-    excused_s: float = 0.0  # time in which its router was frozen
+    excused_s: float = 0.0  # time in which its router was frozen, once it is over; before, less what it was when asked
     _right: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -38,7 +38,8 @@ class End:
     closed: Closed
     open: bool = True
     last_at: float = 0.0  # when the newest message from here arrives there
-    parked: list[object] = field(default_factory=list)  # waiting for a partition to heal
+    sent: int = 0
+    parked: dict[int, object] = field(default_factory=dict)  # by number: waiting for a partition to heal
 
     def send(self, message: object) -> None:
         """Never waits. Nothing when this end is closed."""
@@ -78,19 +79,15 @@ class Stream:
         """Put a message on its way, behind those before it."""
         if self.broken:
             return
-        if sender.parked or self.network.cut(sender.process, self.other(sender).process):
-            sender.parked.append(message)
-            return
-        loop = self.network.loop
-        sender.last_at = max(sender.last_at, loop.now + self.network.latency())
-        loop.at(sender.last_at, partial(self._deliver, sender, message))
+        sender.sent += 1
+        self._go(sender, sender.sent, message)
 
     def heal(self) -> None:
         """What waited for the network goes on its way."""
         for end in (self.client, self.server):
-            parked, end.parked = end.parked, []
-            for message in parked:
-                self.carry(end, message)
+            parked, end.parked = end.parked, {}
+            for number in sorted(parked):
+                self._go(end, number, parked[number])
 
     def break_up(self, reason: str, slowest_s: float) -> None:
         """The connection is gone: messages under way are lost, each end notices within `slowest_s`."""
@@ -107,12 +104,20 @@ class Stream:
         if not self.client.open and not self.server.open:
             self.network.streams.pop(self, None)
 
-    def _deliver(self, sender: End, message: object) -> None:
+    def _go(self, sender: End, number: int, message: object) -> None:
+        if sender.parked or self.network.cut(sender.process, self.other(sender).process):
+            sender.parked[number] = message
+            return
+        loop = self.network.loop
+        sender.last_at = max(sender.last_at, loop.now + self.network.latency())
+        loop.at(sender.last_at, partial(self._deliver, sender, number, message))
+
+    def _deliver(self, sender: End, number: int, message: object) -> None:
         receiver = self.other(sender)
         if self.broken:
             return
         if sender.parked or self.network.cut(sender.process, receiver.process):
-            sender.parked.append(message)
+            sender.parked[number] = message
         elif not receiver.open:
             self.lose(sender, "the peer has left", self.network.latency())
         else:

@@ -59,6 +59,7 @@ class RouterLife:
         """SIGKILL: connections of clients are reset."""
         if self.process.dead:
             return
+        self.audit()
         self.site.loop.log(f"{self.name} dies{' with its host' if silent else ''}")
         self.process.silent = silent
         self.process.kill()
@@ -67,6 +68,12 @@ class RouterLife:
             if not client.over:
                 client.outcome = "reset"
         self.site.gone(self)
+
+    def audit(self) -> None:
+        """No worker may ever have contradicted itself, and no event of a watch may be missing. Raises Violation."""
+        for oddity in ("protocol_breaches", "watch_gaps", "unknown_messages"):
+            if count := self.core.counters().get(oddity, 0):
+                raise Violation(f"I5: {self.name} saw {count} {oddity}")
 
     # -- clients ----------------------------------------------------------------------------------------------------
 
@@ -105,6 +112,7 @@ class RouterLife:
     def _finished(self, request_id: str, error: HeadraceError | None) -> None:
         client = self.clients[request_id]
         client.finish(error, self.site.loop.now)
+        client.excused_s += self.process.frozen_s
         self.site.loop.log(f"{self.name}: {request_id} ends: {client.outcome} {error or ''}")
 
     # -- inside -----------------------------------------------------------------------------------------------------

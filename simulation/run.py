@@ -27,6 +27,7 @@ PROOF_S = 20.0
 QUIET_S = 2.0
 LONGEST_S = 600.0
 SLOWEST_READ_S = 8.0
+ODDITIES = ("jobs_invalid", "refused_for_good", "handoff_left: offered other content")
 
 
 @dataclass(slots=True)
@@ -101,9 +102,13 @@ class Simulation:
         self._pass(max(HELP_S, SLOWEST_READ_S if self.scenario.read_slow else 0.0))
         self._nothing_in_use(lambda wire: wire.in_progress(silent=True))
         for life in self.cluster.workers.values():
+            for oddity in ODDITIES:
+                if life.core.status().counters.get(oddity, 0):
+                    raise Violation(f"I5: {life.name} counts {oddity!r}, though nobody here lies")
             if life.engine.wire.serving:
                 raise Violation(f"I2: the engine of {life.name} polls for readers that are not there")
         for router in self.cluster.routers.values():
+            router.audit()
             used = {k: v for k, v in router.core.gauges().items() if v}
             if used:
                 raise Violation(f"I2: {router.name} still holds {used}")
@@ -123,10 +128,10 @@ class Simulation:
         self._until(lambda: self.loop.now >= end, seconds + 1, "time stands still")
 
     def _judge(self, clients: list[Client]) -> None:
-        """Every failure must be an honest one: no room, nobody there, or a deadline that was short."""
+        """Every failure must be an honest one: no room, nobody there, a deadline that was short or slept through."""
         for client in clients:
             honest = {"ok", "reset", "cancelled", "Overloaded", "Unavailable"}
-            if client.request.deadline_s < 10:
+            if client.request.deadline_s < 10 or client.excused_s > 1.0:
                 honest.add("DeadlineExceeded")
             if client.outcome not in honest:
                 raise Violation(f"I3: {client.request.request_id} on {client.router} ended with {client.outcome}")

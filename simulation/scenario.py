@@ -55,7 +55,7 @@ def draw_scenario(rng: random.Random, *, faults: bool = True) -> Scenario:
     verify = "full" if rng.random() < 0.8 or "rot" in kinds else "transfer"
     return Scenario(
         tcp=rng.random() < 0.5,
-        latency_s=rng.choice((0.0003, 0.001, 0.01)),
+        latency_s=rng.choice((0.0003, 0.001, 0.01, 0.05)),
         step_s=rng.choice((0.002, 0.01, 0.03)),
         token_s=rng.choice((0.0001, 0.002)),
         slow_step=rng.choice((0.0, 0.003)) if faults else 0.0,

@@ -1,10 +1,14 @@
 """The simulation sees what it is there to see: one line made wrong, and some seed turns red."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from cluster.stubs.link_pb2 import PrefillHello
 from decode_worker.decoding import Decoding
+from decode_worker.peers import Peers
 from kv_transfer.handoff import HandOff
 from kv_transfer.staging import Staging
 from prefill_worker.core import PrefillCore
@@ -12,6 +16,7 @@ from router.endings import Endings
 from router.follow import Follow
 from simulation.run import simulate
 
+REGRESSIONS = Path(__file__).parent / "regressions"
 Patch = pytest.MonkeyPatch
 
 
@@ -68,6 +73,26 @@ def end_one_token_early(patch: Patch) -> None:
     patch.setattr(Decoding, "_end_reason", end_reason)
 
 
+def no_help_for_reads_that_were_given_up(patch: Patch) -> None:
+    patch.setattr(Peers, "help_to_end", lambda self, name, now: None)
+
+
+def never_dial_again(patch: Patch) -> None:
+    patch.setattr(Peers, "keep_up", lambda self, now: None)
+
+
+def keep_links_to_another_life(patch: Patch) -> None:
+    real = Peers.opened
+
+    def opened(self: Peers, name: str, hello: PrefillHello) -> str | None:
+        reason = real(self, name, hello)
+        if reason is not None:
+            self._state.effects.pop()
+        return reason
+
+    patch.setattr(Peers, "opened", opened)
+
+
 MUTANTS: list[Callable[[Patch], None]] = [
     believe_every_copy,
     reuse_slots_of_reads_that_were_given_up,
@@ -77,6 +102,21 @@ MUTANTS: list[Callable[[Patch], None]] = [
     never_check_prefix_hits,
     end_one_token_early,
 ]
+
+
+FOUND_BY_SIMULATION: list[tuple[Callable[[Patch], None], str]] = [
+    (no_help_for_reads_that_were_given_up, "given_up_read_never_ends"),
+    (never_dial_again, "lost_link_is_not_dialled_again"),
+    (keep_links_to_another_life, "link_to_a_later_life_stays_open"),
+]
+
+
+@pytest.mark.parametrize(("mutant", "file"), FOUND_BY_SIMULATION, ids=lambda part: getattr(part, "__name__", ""))
+def test_a_bug_that_was_found_is_found_again(mutant: Callable[[Patch], None], file: str, monkeypatch: Patch) -> None:
+    """From the seed of its regression on: it is the first one as long as the simulation is as it was then."""
+    mutant(monkeypatch)
+    first = json.loads((REGRESSIONS / f"{file}.json").read_text())["seed"]
+    assert any(simulate(seed).violation for seed in range(first, first + 60))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
