@@ -6,6 +6,7 @@
 4. quiet       two seconds later nothing is in use anywhere (I2)
 """
 
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ class Simulation:
         self.verdict = Verdict(seed, self.scenario)
 
     def run(self) -> Verdict:
-        """Play it to the end. Violations end in the verdict; errors of the simulation itself are raised."""
+        """Play it to the end. What does not hold, and what is raised, ends in the verdict."""
         try:
             self.traffic()
             self.recovery()
@@ -73,7 +74,12 @@ class Simulation:
             self.quiet()
         except (Violation, IntegrityError) as violation:
             self.verdict.violation = str(violation)
-            self.loop.log(f"VIOLATION {violation}")
+        except Exception as error:  # the guard of this loop: an error of a core is what is looked for, not an accident
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
+            self.verdict.violation = f"I8: {type(error).__name__} at {where}: {error}"
+        if self.verdict.violation:
+            self.loop.log(f"VIOLATION {self.verdict.violation}")
         self._sum_up()
         return self.verdict
 

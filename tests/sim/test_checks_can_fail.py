@@ -123,9 +123,6 @@ def test_a_bug_that_was_found_is_found_again(mutant: Callable[[Patch], None], fi
 def test_a_fault_in_the_product_turns_a_seed_red(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     mutant(monkeypatch)
     for seed in range(60):
-        try:
-            if simulate(seed).violation:
-                return
-        except (KeyError, ValueError, RuntimeError):  # books that were made wrong may also fall over
+        if simulate(seed).violation:
             return
     pytest.fail("60 seeds found nothing wrong")
