@@ -3,13 +3,12 @@
     1. waiting      no room yet; in the wait line
     2. checking     prefix hits are digested again before they are used
     3. handing_off  a prefill worker computes; blocks come over
-    4. draining     the hand-off was given up; copies already started are waited for
-    5. prefilling   this worker computes the rest of the prompt itself
-    6. decoding     every position is there; tokens are written
+    4. prefilling   this worker computes the rest of the prompt itself
+    5. decoding     every position is there; tokens are written
 An attempt leaves by ending, failing, being pre-empted or being cancelled; then it owns nothing.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from cluster.stubs.session_pb2 import Submit
@@ -21,7 +20,6 @@ class Phase(Enum):
     WAITING = auto()
     CHECKING = auto()
     HANDING_OFF = auto()
-    DRAINING = auto()
     PREFILLING = auto()
     DECODING = auto()
 
@@ -50,8 +48,6 @@ class Attempt:
     phase: Phase = Phase.WAITING
     prompt: Sequence | None = None
     prefix_blocks: int = 0
-    started: float = 0.0
-    first_at: float | None = None
 
     @property
     def live(self) -> list[Sample]:
@@ -96,16 +92,3 @@ def spec(submit: Submit, index: int) -> SampleSpec:
     """How sample `index` draws."""
     s = submit.sampling
     return SampleSpec(index, s.seed, s.temperature, s.top_p, s.top_k, s.logprobs)
-
-
-@dataclass(slots=True)
-class Timeline:
-    """Marks of one hand-off, in seconds on this worker's clock."""
-
-    job_sent: float = 0.0
-    first_offer: float | None = None
-    last_offer: float | None = None
-    offer_wait: float = 0.0
-    wire: float = 0.0
-    verify: float = 0.0
-    posted: dict[int, float] = field(default_factory=dict)

@@ -12,7 +12,7 @@ real gRPC streams and in simulation. A request's way through here:
 
 from cluster.core.config import ClusterConfig
 from cluster.stubs.common_pb2 import WorkerAddress
-from cluster.stubs.link_pb2 import First, FromPrefill, PrefillHello
+from cluster.stubs.link_pb2 import FromPrefill, PrefillHello
 from cluster.stubs.session_pb2 import (
     AttemptFailed,
     FromDecode,
@@ -26,10 +26,11 @@ from decode_worker.admission import Admission
 from decode_worker.attempts import Attempt, Phase
 from decode_worker.decoding import Decoding
 from decode_worker.effects import Effect, Lost, ToRouter
-from decode_worker.handoffs import Callbacks, HandOffs, Transfer
+from decode_worker.handoffs import Callbacks, HandOffs
 from decode_worker.outbox import Outbox
 from decode_worker.peers import Peers
 from decode_worker.state import Facts, State
+from decode_worker.transfer import Transfer
 from engine.batcher import Batcher
 from engine.faults import make_books
 from engine.messages import (
@@ -58,7 +59,12 @@ class DecodeCore:
         batcher = Batcher(books, facts.layout.block_size, budget, make_room=lambda s: self._decoding.make_room(s))
         self.state = State(config, facts, books, batcher, Staging(config.handoff.slots))
         self.peers = Peers(self.state)
-        callbacks = Callbacks(self._first, self._settled, self._no_prefill, self._failed)
+        callbacks = Callbacks(
+            lambda attempt, first: self._decoding.remote_first(attempt, first),
+            self._settled,
+            self._no_prefill,
+            self._failed,
+        )
         self.handoffs = HandOffs(self.state, self.peers, callbacks)
         self._decoding = Decoding(self.state, self.handoffs)
         self._admission = Admission(self.state, self._admitted, self._failed)
@@ -144,7 +150,7 @@ class DecodeCore:
         if isinstance(report, StepDone):
             self._overdue.done(self.state.batcher.in_flight_tokens, now - self.state.batcher.plan_sent_at)
             self._awaited = set(self.handoffs.copying)
-            self._decoding.step_done(report, now)
+            self._decoding.step_done(report)
         elif isinstance(report, ReadDone | ReadFailed):
             self.handoffs.read_ended(report, now)
         elif isinstance(report, CopyDone):
@@ -232,13 +238,10 @@ class DecodeCore:
 
     def _admitted(self, attempt: Attempt, now: float) -> None:
         """Room is reserved and prefix hits are proved: remote or local?"""
-        attempt.started = now
         missing = len(attempt.prompt_ids) - attempt.prefix_blocks * self.state.block_size
         assert attempt.prompt is not None
         if attempt.submit.prefill and missing > attempt.submit.local_max_tokens:
             attempt.phase = Phase.HANDING_OFF
-            name = attempt.submit.prefill[0].worker
-            self.state.to_router(attempt, FromDecode(prefill_on=PrefillOn(attempt=attempt.id, worker=name)))
             self.handoffs.start(attempt, attempt.prompt.keys(), now)
         else:
             self._local(attempt, attempt.prefix_blocks * self.state.block_size)
@@ -248,9 +251,6 @@ class DecodeCore:
         self.state.to_router(attempt, FromDecode(prefill_on=message))
         self.state.counters["prefill_local"] += 1
         self._decoding.prefill_here(attempt)
-
-    def _first(self, attempt: Attempt, message: First, now: float) -> None:
-        self._decoding.remote_first(attempt, message, now)
 
     def _settled(self, attempt: Attempt, transfer: Transfer, now: float) -> None:
         """The hand-off is over: go on from the verified prefix."""

@@ -36,10 +36,9 @@ class Decoding:
         else:
             prompt.runnable = True
 
-    def remote_first(self, attempt: Attempt, message: First, now: float) -> None:
+    def remote_first(self, attempt: Attempt, message: First) -> None:
         """First tokens drawn by the prefill worker: forwarded at once, and history from now on."""
         undrawn = {s.index for s in attempt.undrawn}
-        attempt.first_at = now
         for token in message.tokens:
             if token.index in undrawn:
                 logprob = token.logprob if token.HasField("logprob") else None
@@ -74,7 +73,7 @@ class Decoding:
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    def step_done(self, done: StepDone, now: float) -> None:
+    def step_done(self, done: StepDone) -> None:
         """Give every row's result to its sample."""
         results = self._state.batcher.on_done(done)
         self._state.counters["steps"] += 1

@@ -10,7 +10,7 @@ Nothing here waits: a hand-off that stops making progress is moved on by `tick`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cluster.core.keys import BlockKey
 from cluster.stubs.common_pb2 import WorkerAddress
@@ -26,9 +26,11 @@ from cluster.stubs.link_pb2 import (
     RecheckResult,
     Taken,
 )
-from decode_worker.attempts import Attempt, Timeline
+from cluster.stubs.session_pb2 import FromDecode, PrefillOn
+from decode_worker.attempts import Attempt
 from decode_worker.peers import LinkState, Peer, Peers
 from decode_worker.state import State, copy_owner
+from decode_worker.transfer import Transfer
 from engine.messages import Copy, CopyDone, Read, ReadDone, ReadFailed
 from kv_transfer.handoff import HandOff
 from kv_transfer.ranges import merge_ranges
@@ -37,35 +39,11 @@ MAX_PREFILL_TRIES = 2
 POKE_S = 0.05  # a read that takes longer may need the holder to poll, whatever the warm-up showed
 
 
-@dataclass(slots=True, eq=False)
-class Transfer:
-    """One attempt's hand-off with its present holder."""
-
-    attempt: Attempt
-    handoff: HandOff
-    candidates: list[WorkerAddress]
-    peer: Peer | None = None
-    tried: int = 0
-    refusals: list[str] = field(default_factory=list)
-    accepted: bool = False
-    eta: float = 0.0
-    progress_at: float = 0.0
-    asked: list[int] = field(default_factory=list)  # samples whose first token the holder was asked for
-    first_known: bool = False
-    prefill_done: bool = False
-    cached_tokens: int = 0
-    published: int = 0
-    prefill_s: float = 0.0
-    closed: bool = False
-    timeline: Timeline = field(default_factory=Timeline)
-    digests: dict[int, bytes] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class Callbacks:
     """What the core does when a hand-off gets somewhere."""
 
-    first: Callable[[Attempt, First, float], None]
+    first: Callable[[Attempt, First], None]
     settled: Callable[[Attempt, Transfer, float], None]
     no_prefill: Callable[[Attempt, str, float], None]
     failed: Callable[[Attempt, str, bool, float], None]
@@ -145,7 +123,7 @@ class HandOffs:
     def link_down(self, peer: Peer, reason: str, now: float) -> None:
         """The link is gone, or cannot be used."""
         for transfer in self._of(peer):
-            self._next_holder(transfer, reason, now)
+            self._next_holder(transfer, "link lost", now, detail=reason)
 
     def accepted(self, attempt_id: str, eta_s: float, peer: Peer, now: float) -> None:
         transfer = self._current(attempt_id, peer)
@@ -155,7 +133,7 @@ class HandOffs:
     def refused(self, message: JobRefused, peer: Peer, now: float) -> None:
         transfer = self._current(message.attempt, peer)
         if transfer is not None:
-            self._next_holder(transfer, message.reason, now, refused=True)
+            self._next_holder(transfer, "refused", now, detail=message.reason, refused=True)
 
     def job_failed(self, attempt_id: str, reason: str, invalid: bool, peer: Peer, now: float) -> None:
         transfer = self._current(attempt_id, peer)
@@ -164,7 +142,7 @@ class HandOffs:
         if invalid:
             self._on.failed(transfer.attempt, reason, True, now)
         else:
-            self._next_holder(transfer, reason, now)
+            self._next_holder(transfer, "job failed", now, detail=reason)
 
     def offered(self, offer: Offer, peer: Peer, now: float) -> None:
         transfer = self._current(offer.attempt, peer)
@@ -194,7 +172,7 @@ class HandOffs:
         transfer.progress_at = now
         transfer.cached_tokens = message.cached_tokens
         transfer.prefill_s = now - transfer.timeline.job_sent
-        self._on.first(transfer.attempt, message, now)
+        self._on.first(transfer.attempt, message)
         self._settle(transfer, now)
 
     def job_done(self, attempt_id: str, cached_tokens: int, peer: Peer, now: float) -> None:
@@ -279,13 +257,18 @@ class HandOffs:
             return False
         return not transfer.handoff.next_range(1) or self._state.staging.stuck(transfer.peer.name)
 
-    def _next_holder(self, transfer: Transfer, reason: str, now: float, *, refused: bool = False) -> None:
-        """Try the next prefill worker; with none left compute the rest here, or give it back when all refused."""
+    def _next_holder(
+        self, transfer: Transfer, cause: str, now: float, *, detail: str = "", refused: bool = False
+    ) -> None:
+        """Try the next prefill worker; with none left compute the rest here, or give it back when all refused.
+
+        `cause` is one of our own words and counted; `detail` may be a peer's, and is only passed on to the router.
+        """
         if transfer.closed:
             return
         if transfer.peer is not None:
-            self._state.counters[f"handoff_left: {reason.split(':')[0]}" if not refused else "job_refused"] += 1
-            transfer.refusals.append(f"{transfer.peer.address.worker}: {reason}")
+            self._state.counters["job_refused" if refused else f"handoff_left: {cause}"] += 1
+            transfer.refusals.append(f"{transfer.peer.address.worker}: {detail or cause}")
             self._leave_holder(transfer, cancel=not refused)
             self._give_up_reads(transfer)
         if transfer.handoff.complete and not transfer.attempt.undrawn:
@@ -312,8 +295,10 @@ class HandOffs:
         if self._state.staging.stuck(peer.name):
             unusable = "reads that do not end hold all the slots it may have"
         if unusable:
-            self._next_holder(transfer, unusable, now, refused=True)
+            self._next_holder(transfer, "unusable", now, detail=unusable, refused=True)
             return
+        prefill_on = PrefillOn(attempt=attempt.id, worker=address.worker)
+        self._state.to_router(attempt, FromDecode(prefill_on=prefill_on))
         wanted = transfer.handoff.verified_blocks * self._state.block_size
         transfer.asked = undrawn = [] if transfer.first_known else [s.index for s in attempt.undrawn]
         single_token = all(attempt.submit.max_tokens - len(s.emitted) == 1 for s in attempt.live)

@@ -2,12 +2,12 @@
 
 from cluster.core.ids import agent_name
 from cluster.stubs.common_pb2 import WorkerAddress
-from cluster.stubs.link_pb2 import FromDecodePeer, PrefillHello
+from cluster.stubs.link_pb2 import FromDecodePeer, FromPrefill, JobFailed, PrefillHello
 from decode_worker.core import DecodeCore
 from decode_worker.effects import Dial, Effect, HangUp, ToEngine, ToPrefill
 from engine.messages import AddPeer, DropPeer, PeerAdded
 from tests.fakes.world import World
-from tests.unit.workers.test_tracer_matrix import config
+from tests.unit.workers.test_tracer_matrix import B, config, expected, prompt
 
 OLD, NEW = (agent_name("prefill-0", epoch) for epoch in (1, 2))
 
@@ -92,3 +92,28 @@ def test_what_waits_for_a_link_that_does_not_fit_is_not_sent() -> None:
     core.peers.send(peer, FromDecodePeer())
     core.link_opened(OLD, hello, 0.0)
     assert not [e for e in core.take_effects() if isinstance(e, ToPrefill)]
+
+
+def test_the_router_hears_of_the_holder_that_takes_over() -> None:
+    """A refusal is not the last word about where a prompt is read (proto/session.proto, PrefillOn)."""
+    world = World(config(), prefill=2)
+    world.prefill["prefill-0"].draining = True
+    ids = prompt(5 * B)
+    attempt = world.submit(ids, 5, ignore_eos=True)
+    world.run(check=True)
+    assert world.answers[attempt].tokens[0] == expected(ids, 5)
+    assert world.answers[attempt].prefill_on == ["prefill-0", "prefill-1"]
+
+
+def test_what_a_peer_says_never_names_a_counter() -> None:
+    """Counters become metrics: their names are ours, few, and carry nobody's words."""
+    world = World(config(), prefill=2)
+    attempt = world.submit(prompt(5 * B), 5, ignore_eos=True)
+    core = world.decode["decode-0"]
+    while not core.handoffs.active:
+        world.step()
+    failed = FromPrefill(failed=JobFailed(attempt=attempt, reason="a secret word"))
+    core.from_prefill(agent_name("prefill-0", 1), failed, world.clock.now())
+    core.link_closed(agent_name("prefill-1", 1), "another secret", world.clock.now())
+    left = {name: count for name, count in core.state.counters.items() if name.startswith("handoff_left")}
+    assert left == {"handoff_left: job failed": 1, "handoff_left: link lost": 1}
