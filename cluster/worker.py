@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from cluster.config import cache_home_from_environment
 from cluster.core.clock import Clock
 from cluster.core.config import ClusterConfig
 from cluster.core.protocol import PROTOCOL
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 def model_folder(config: ClusterConfig) -> str:
     """The folder of the model to serve, "" for the tracer. Raises ModelError when it was not fetched yet."""
-    return "" if config.model == "tracer" else str(resolve(config.model, default_cache()))
+    return "" if config.model == "tracer" else str(resolve(config.model, default_cache(cache_home_from_environment())))
 
 
 class BlockShape(Protocol):

@@ -12,11 +12,11 @@ Everything runs on one event loop. Every input goes core first, effects second, 
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from cluster.core.clock import Clock
-from cluster.core.errors import HeadraceError, RequestFailed
+from cluster.core.errors import HeadraceError, IntegrityError, RequestFailed
 from cluster.rpc import auth_metadata
 from cluster.stubs.session_pb2 import FromDecode
 from cluster.stubs.watch_pb2 import WatchEvent
@@ -153,18 +153,32 @@ class RouterRuntime:
     async def run(self, request: Request) -> AsyncIterator[Running]:
         """See router.requests.Dispatcher."""
         running = RunningRequest(self, request)
-        effects = self._core.add_request(request, self._clock.now(), running.trace)
+        with self._own_errors():
+            effects = self._core.add_request(request, self._clock.now(), running.trace)
         self._running[request.request_id] = running
         try:
-            self._apply(effects)
+            with self._own_errors():
+                self._apply(effects)
             yield running
         finally:
             del self._running[request.request_id]
-            self._apply(self._core.cancel(request.request_id, self._clock.now()))
+            with self._own_errors():
+                self._apply(self._core.cancel(request.request_id, self._clock.now()))
 
     def stop(self, request_id: str, index: int) -> None:
         """No more tokens of this sample are wanted."""
-        self._apply(self._core.stop(request_id, index, self._clock.now()))
+        with self._own_errors():
+            self._apply(self._core.stop(request_id, index, self._clock.now()))
+
+    @contextmanager
+    def _own_errors(self) -> Iterator[None]:
+        """Around the core: what it refuses is for the caller; anything else leaves doubtful books and ends this life."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, IntegrityError) or not isinstance(error, HeadraceError):
+                self._on_failure(error)
+            raise
 
     # ---- events from the streams
 
