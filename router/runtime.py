@@ -172,7 +172,7 @@ class RouterRuntime:
 
     @contextmanager
     def _own_errors(self) -> Iterator[None]:
-        """Around the core: what it refuses is for the caller; anything else leaves doubtful books and ends this life."""
+        """Around the core: what it refuses is for the caller; anything else means doubtful books: this life ends."""
         try:
             yield
         except Exception as error:
