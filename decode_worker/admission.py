@@ -35,29 +35,29 @@ class Admission:
         self._checks: dict[int, Attempt] = {}
         self._next_check = 0
 
-    def submit(self, session: str, submit: Submit, now: float) -> None:
+    def submit(self, router: int, submit: Submit, now: float) -> None:
         """A new attempt: admit it, let it wait, or refuse it."""
         state = self._state
         problem = self._problem(submit)
         if problem is not None:
-            self._refuse(session, submit.attempt, problem, permanent=True)
+            self._refuse(router, submit.attempt, problem, permanent=True)
             return
-        attempt = make_attempt(session, submit, now)
+        attempt = make_attempt(router, submit, now)
         if self._blocks_needed(attempt, worst=True) > state.books.num_blocks:
             needed = self._blocks_needed(attempt, worst=True)
             reason = f"needs {needed} blocks, this worker has {state.books.num_blocks}"
-            self._refuse(session, submit.attempt, reason, permanent=True)
+            self._refuse(router, submit.attempt, reason, permanent=True)
             return
         waiting = self._waiting()
         if state.draining or (waiting and len(waiting) >= state.config.handoff.wait_line):
-            self._refuse(session, submit.attempt, "draining" if state.draining else "full", permanent=False)
+            self._refuse(router, submit.attempt, "draining" if state.draining else "full", permanent=False)
             return
         state.attempts[attempt.id] = attempt
         overtakes = any(w.arrival < attempt.arrival for w in waiting)
         if overtakes or not self._reserve(attempt, now):
             if state.config.handoff.wait_line == 0:
                 del state.attempts[attempt.id]
-                self._refuse(session, submit.attempt, "full", permanent=False)
+                self._refuse(router, submit.attempt, "full", permanent=False)
             else:
                 state.counters["waited_for_room"] += 1
 
@@ -65,7 +65,7 @@ class Admission:
         """This worker drains: nobody waits for room any more."""
         for attempt in self._waiting():
             del self._state.attempts[attempt.id]
-            self._refuse(attempt.session, attempt.id, "draining", permanent=False)
+            self._refuse(attempt.router, attempt.id, "draining", permanent=False)
 
     @property
     def checking(self) -> bool:
@@ -209,7 +209,7 @@ class Admission:
         self._state.counters["prefix_hit_tokens"] += attempt.prompt.computed
         self._admitted(attempt, now)
 
-    def _refuse(self, session: str, attempt: str, reason: str, *, permanent: bool) -> None:
+    def _refuse(self, router: int, attempt: str, reason: str, *, permanent: bool) -> None:
         state = self._state
         state.counters["refused_for_good" if permanent else "refused_for_now"] += 1
         message = AttemptRefused(
@@ -219,4 +219,4 @@ class Admission:
             retry_after_s=RETRY_AFTER_S,
             permanent=permanent,
         )
-        state.send(session, FromDecode(refused=message))
+        state.sessions.send(router, FromDecode(refused=message))

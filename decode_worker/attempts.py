@@ -8,10 +8,11 @@
 An attempt leaves by ending, failing, being pre-empted or being cancelled; then it owns nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from cluster.stubs.session_pb2 import Submit
+from cluster.stubs.common_pb2 import TokenLogprob
+from cluster.stubs.session_pb2 import FromDecode, Submit, TokenRun
 from engine.messages import SampleSpec
 from engine.sequence import Sequence
 
@@ -31,7 +32,17 @@ class Sample:
     index: int
     emitted: list[int]
     finished: bool
+    history: int  # how many of `emitted` an earlier attempt wrote
     sequence: Sequence | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of all that this attempt wrote, or none
+    end: str = ""  # why it ended by itself: "eos", "stop", "length"
+
+    def run(self, attempt: str, offset: int) -> TokenRun:
+        """What it wrote from `offset` (not before `history`) on."""
+        logprobs = self.logprobs[offset - self.history :] if self.logprobs else []
+        return TokenRun(
+            attempt=attempt, index=self.index, offset=offset, ids=self.emitted[offset:], logprobs=logprobs, end=self.end
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +50,7 @@ class Attempt:
     """One attempt and everything it owns."""
 
     id: str
-    session: str
+    router: int  # its epoch
     submit: Submit
     samples: list[Sample]
     prompt_ids: list[int]  # what is prefilled: the prompt and, for a single sample, its history
@@ -48,6 +59,9 @@ class Attempt:
     phase: Phase = Phase.WAITING
     prompt: Sequence | None = None
     prefix_blocks: int = 0
+    said: list[FromDecode] = field(default_factory=list)  # what its router may have missed, besides tokens
+    closing: FromDecode | None = None
+    kept_until: float | None = None  # after its end
 
     @property
     def live(self) -> list[Sample]:
@@ -71,15 +85,15 @@ class Attempt:
         return found
 
 
-def make_attempt(session: str, submit: Submit, now: float) -> Attempt:
+def make_attempt(router: int, submit: Submit, now: float) -> Attempt:
     """Unpack a Submit that was checked before."""
-    samples = [Sample(i, list(s.emitted), s.finished) for i, s in enumerate(submit.samples)]
+    samples = [Sample(i, list(s.emitted), s.finished, len(s.emitted)) for i, s in enumerate(submit.samples)]
     prompt = list(submit.prompt)
     if len(samples) == 1:
         prompt += samples[0].emitted
     return Attempt(
         id=submit.attempt,
-        session=session,
+        router=router,
         submit=submit,
         samples=samples,
         prompt_ids=prompt,

@@ -20,15 +20,17 @@ from cluster.stubs.session_pb2 import (
     HandedOff,
     NoPrefill,
     PrefillOn,
+    ResumeAttempt,
+    RouterHello,
 )
 from cluster.stubs.watch_pb2 import Status
 from decode_worker.admission import Admission
 from decode_worker.attempts import Attempt, Phase
 from decode_worker.decoding import Decoding
-from decode_worker.effects import Effect, Lost, ToRouter
+from decode_worker.effects import Effect, Lost
 from decode_worker.handoffs import Callbacks, HandOffs
-from decode_worker.outbox import Outbox
 from decode_worker.peers import Peers
+from decode_worker.sessions import STOPPED, can_replay
 from decode_worker.state import Facts, State
 from decode_worker.transfer import Transfer
 from engine.batcher import Batcher
@@ -73,31 +75,42 @@ class DecodeCore:
 
     # -- routers --------------------------------------------------------------------------------------------------
 
-    def session_opened(self, session: str) -> None:
-        self.state.outboxes[session] = Outbox(self.state.config.timing.emit_interval_s)
-        self.state.effects.append(ToRouter(session, FromDecode(hello=self.state.facts.identity)))
+    def session_opened(self, session: str, hello: RouterHello, now: float) -> bool:
+        """A router is here, or here again. False: this session is older than another of the same router."""
+        sessions = self.state.sessions
+        if not sessions.opened(session, hello):
+            return False
+        wanted = {w.attempt: w for w in hello.attempts}
+        for attempt in [a for a in self._attempts_of(hello.epoch) if a.id not in wanted]:
+            self._cancel(attempt)
+        sessions.settle_others(hello.epoch, set(wanted))
+        for resume in wanted.values():
+            self._resume(hello.epoch, resume)
+        self._after(now)
+        return True
 
     def session_closed(self, session: str, now: float) -> None:
-        """The router or the connection is gone: nobody can receive what its attempts would write."""
-        self.state.outboxes.pop(session, None)
-        for attempt in [a for a in self.state.attempts.values() if a.session == session]:
-            self.state.counters["attempts_cancelled"] += 1
-            self._decoding.leave(attempt)
-        self._after(now)
+        """The router or the connection is gone. Its attempts run on until `tick` says that nobody will come back."""
+        self.state.sessions.closed(session, now)
 
     def from_router(self, session: str, message: FromRouter, now: float) -> None:
+        router = self.state.sessions.router_of(session)
+        if router is None:
+            return
         kind = message.WhichOneof("message")
         if kind == "submit":
-            self._admission.submit(session, message.submit, now)
+            self._admission.submit(router, message.submit, now)
         elif kind == "cancel":
-            attempt = self._own(session, message.cancel.attempt)
+            attempt = self._own(router, message.cancel.attempt)
             if attempt is not None:
-                self.state.counters["attempts_cancelled"] += 1
-                self._decoding.leave(attempt)
+                self._cancel(attempt)
+            self.state.sessions.settle(router, message.cancel.attempt)
         elif kind == "stop_seq":
-            attempt = self._own(session, message.stop_seq.attempt)
+            attempt = self._own(router, message.stop_seq.attempt)
             if attempt is not None:
                 self._decoding.stop_sample(attempt, message.stop_seq.index)
+        elif kind == "ended":
+            self.state.sessions.settle(router, message.ended.attempt)
         self._after(now)
 
     # -- prefill workers ------------------------------------------------------------------------------------------
@@ -175,6 +188,9 @@ class DecodeCore:
 
     def tick(self, now: float) -> None:
         """What time alone decides: deadlines, patience with prefill workers, an overdue plan (I9)."""
+        for router in self.state.sessions.gone(now, self.state.config.timing.resume_s):
+            for attempt in self._attempts_of(router):
+                self._cancel(attempt)
         for attempt in [a for a in self.state.attempts.values() if now > a.deadline]:
             self._failed(attempt, "deadline exceeded", False, now)
         self.peers.keep_up(now)
@@ -207,18 +223,16 @@ class DecodeCore:
         self.state.batcher.plan_sent_at += seconds
         self._overdue.slept(seconds)
         self.handoffs.slept(seconds)
+        self.state.sessions.slept(seconds)
 
     def next_flush(self, now: float) -> float | None:
         """Seconds until an outbox is due, or None."""
-        due = [at for outbox in self.state.outboxes.values() if (at := outbox.due(now)) is not None]
-        return max(0.0, min(due) - now) if due else None
+        due = self.state.sessions.next_due(now)
+        return None if due is None else max(0.0, due - now)
 
     def flush(self, now: float) -> None:
         """Send the outboxes whose time has come."""
-        for session, outbox in self.state.outboxes.items():
-            message = outbox.flush(now)
-            if message is not None:
-                self.state.effects.append(ToRouter(session, message))
+        self.state.sessions.flush(now)
 
     def take_effects(self) -> list[Effect]:
         return self.state.take_effects()
@@ -292,10 +306,34 @@ class DecodeCore:
         self.state.counters["attempts_failed"] += 1
         self._decoding.leave(attempt)
 
-    def _own(self, session: str, attempt_id: str) -> Attempt | None:
-        """An attempt of this very session: nobody can touch another router's."""
+    def _own(self, router: int, attempt_id: str) -> Attempt | None:
+        """An attempt of this very router: nobody can touch another one's."""
         attempt = self.state.attempts.get(attempt_id)
-        return attempt if attempt is not None and attempt.session == session else None
+        return attempt if attempt is not None and attempt.router == router else None
+
+    def _attempts_of(self, router: int) -> list[Attempt]:
+        return [a for a in self.state.attempts.values() if a.router == router]
+
+    def _cancel(self, attempt: Attempt) -> None:
+        """Nobody wants it, nor what it has written."""
+        self.state.counters["attempts_cancelled"] += 1
+        self._decoding.leave(attempt)
+        self.state.sessions.settle(attempt.router, attempt.id)
+
+    def _resume(self, router: int, wanted: ResumeAttempt) -> None:
+        """Go on with an attempt where its router stands."""
+        live = self._own(router, wanted.attempt)
+        attempt = live or self.state.sessions.find_ended(router, wanted.attempt)
+        if attempt is None or not can_replay(attempt, wanted):
+            if live is not None:
+                self._cancel(live)
+            self.state.sessions.unknown(router, wanted.attempt)
+            return
+        self.state.counters["attempts_resumed"] += 1
+        self.state.sessions.replay(attempt, wanted)
+        if live is not None:
+            for index in [i for i, offset in enumerate(wanted.next_offsets) if offset == STOPPED]:
+                self._decoding.stop_sample(live, index)
 
     # -- looking in -----------------------------------------------------------------------------------------------
 
@@ -317,6 +355,7 @@ class DecodeCore:
             "sequences": len(state.batcher.sequences),
             "handoffs": self.handoffs.active,
             "wait_line": in_phase[Phase.WAITING],
+            "unsettled": state.sessions.unsettled,
         }
         return Status(
             ready=not self._overdue.is_late,
@@ -337,3 +376,4 @@ class DecodeCore:
         self.state.books.check_integrity()
         self.state.staging.check_integrity()
         self._decoding.check_integrity()
+        self.state.sessions.check_integrity(self.state.attempts.values())

@@ -118,6 +118,7 @@ class Decoding:
         self._handoffs.cancel(attempt)
         for sequence in attempt.sequences():
             self._drop(sequence)
+        self._state.sessions.ended(attempt)
 
     def make_room(self, wanting: Sequence) -> bool:
         """A running sequence needs a block: pre-empt the youngest attempt that may be. True when one was."""
@@ -156,13 +157,13 @@ class Decoding:
         """One more token of a sample, into its router's outbox; the sample may end by it."""
         if sample.finished:
             return
-        offset = len(sample.emitted)
         sample.emitted.append(token)
         end = self._end_reason(attempt, sample, token)
+        if logprob is not None:
+            sample.logprobs.append(logprob)
+        sample.end = end
         self._state.counters["tokens_out"] += 1
-        outbox = self._state.outboxes.get(attempt.session)
-        if outbox is not None:
-            outbox.add_token(attempt.id, sample.index, offset, token, logprob, end)
+        self._state.sessions.token(attempt, sample)
         if end:
             self._finish(attempt, sample)
 

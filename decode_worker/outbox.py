@@ -21,18 +21,14 @@ class Outbox:
         self._last = float("-inf")
         self._urgent = False
 
-    def add_token(
-        self, attempt: str, index: int, offset: int, token: int, logprob: TokenLogprob | None, end: str
-    ) -> None:
-        """One token of a sample. First tokens and ends leave at once."""
-        run = self._runs.get((attempt, index))
-        if run is None:
-            run = self._runs[attempt, index] = TokenRun(attempt=attempt, index=index, offset=offset)
-        run.ids.append(token)
-        if logprob is not None:
-            run.logprobs.append(logprob)
-        run.end = end
-        self._urgent = self._urgent or offset == 0 or bool(end)
+    def add(self, run: TokenRun) -> None:
+        """The next tokens of a sample. First tokens and ends leave at once."""
+        self._urgent = self._urgent or run.offset == 0 or bool(run.end)
+        waiting = self._runs.setdefault((run.attempt, run.index), run)
+        if waiting is not run:
+            waiting.ids.extend(run.ids)
+            waiting.logprobs.extend(run.logprobs)
+            waiting.end = run.end
 
     def due(self, now: float) -> float | None:
         """When `flush` would give something, or None when nothing waits."""

@@ -76,8 +76,10 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
         stream = self._sessions[name] = make_stream(context, self._breaks, self._stages)
         try:
             with self.errors.end_this_life():
-                self._core.session_opened(name)
+                newest = self._core.session_opened(name, first.hello, self._clock.now())
                 self.apply()
+            if not newest:
+                return
             await stream.run(request_iterator, lambda message: self._receive(name, message))
         finally:
             del self._sessions[name]

@@ -8,8 +8,8 @@ from cluster.stubs.common_pb2 import WorkerIdentity
 from cluster.stubs.link_pb2 import FromDecodePeer
 from cluster.stubs.session_pb2 import FromDecode
 from decode_worker.attempts import Attempt
-from decode_worker.effects import Effect, ToEngine, ToPrefill, ToRouter
-from decode_worker.outbox import Outbox
+from decode_worker.effects import Effect, ToEngine, ToPrefill
+from decode_worker.sessions import Sessions, closes, kept
 from engine.batcher import Batcher
 from engine.blocks import BlockBooks
 from engine.layout import KVLayout
@@ -38,10 +38,14 @@ class State:
     batcher: Batcher
     staging: Staging
     attempts: dict[str, Attempt] = field(default_factory=dict)
-    outboxes: dict[str, Outbox] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
     draining: bool = False
+    sessions: Sessions = field(init=False)
+
+    def __post_init__(self) -> None:
+        interval = self.config.timing.emit_interval_s
+        self.sessions = Sessions(self.facts.identity, self.effects, emit_interval_s=interval)
 
     @property
     def block_size(self) -> int:
@@ -55,25 +59,20 @@ class State:
         self.effects.append(ToEngine(command))
 
     def to_router(self, attempt: Attempt, message: FromDecode) -> None:
-        """Send to the attempt's router."""
-        self.send(attempt.session, message)
-
-    def send(self, session: str, message: FromDecode) -> None:
-        """Send on a session that is still open, after any tokens that wait there."""
-        outbox = self.outboxes.get(session)
-        if outbox is None:
-            return
-        waiting = outbox.flush(float("-inf"), force=True)
-        if waiting is not None:
-            self.effects.append(ToRouter(session, waiting))
-        self.effects.append(ToRouter(session, message))
+        """Send to the attempt's router, and keep what it must hear even if its session breaks now."""
+        if closes(message):
+            attempt.closing = message
+        elif kept(message):
+            attempt.said.append(message)
+        self.sessions.send(attempt.router, message)
 
     def to_prefill(self, peer: str, message: FromDecodePeer) -> None:
         self.effects.append(ToPrefill(peer, message))
 
     def take_effects(self) -> list[Effect]:
         """Everything wanted since the last call, in order."""
-        effects, self.effects = self.effects, []
+        effects = self.effects.copy()
+        self.effects.clear()  # the same list for good: the sessions write to it as well
         return effects
 
 

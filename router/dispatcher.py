@@ -66,6 +66,8 @@ class DispatcherCore:
         self._epoch = epoch
         self._rng = rng
         self._unavailable_s = unavailable_s
+        self._resume_s = timing.resume_s / 2
+        self._sessions = 0
         self._books = Books(settings.queue_limit, timing.suspect_s)
         self._workers = self._books.workers
         self._endings = Endings(self._books, settings.max_attempts, rng)
@@ -159,6 +161,9 @@ class DispatcherCore:
         for worker in self._workers.silent(now):
             self._endings.counters["workers_silent"] += 1
             self._reconnect(worker, now)
+        for worker in self._workers.by_address.values():
+            if worker.unreachable(now, self._resume_s):
+                self._endings.lose(worker, "its session did not come back", now)
         for follow in list(self._books.requests.values()):
             if now >= follow.deadline:
                 self._endings.finish(follow, DeadlineExceeded(f"not finished within {follow.request.deadline_s:g} s"))
@@ -209,18 +214,27 @@ class DispatcherCore:
             return []
         if isinstance(event, StreamOpened):
             worker.session.open, worker.session.epoch, worker.session.last_seen = True, 0, now
-            worker.session.number += 1
-            hello = pb.RouterHello(epoch=self._epoch, session=worker.session.number, protocol=PROTOCOL)
+            self._sessions += 1
+            attempts = [f.resume() for f in self._books.running_on(worker)]
+            hello = pb.RouterHello(epoch=self._epoch, session=self._sessions, protocol=PROTOCOL, attempts=attempts)
             self._endings.send(address, pb.FromRouter(hello=hello))
         elif isinstance(event, StreamClosed):
-            if worker.session.open:
-                worker.session_closed()
-                self._endings.lose(worker, f"session closed: {event.reason}", now)
+            self._session_broken(worker, event.reason, now)
         elif worker.session.open:
             worker.session.last_seen = now
             if not self._hearing.hear(worker, event, now):
                 return self._take_effects()
         return self._pump(now)
+
+    def _session_broken(self, worker: WorkerView, reason: str, now: float) -> None:
+        """Its attempts wait for the next session, unless there is nobody to open one with."""
+        again = not worker.session.open
+        worker.session_closed()
+        if worker.session.broken_at is None:
+            worker.session.broken_at = now
+            self._endings.counters["sessions_broken"] += 1
+        if again and not worker.watch.open:
+            self._endings.lose(worker, f"session closed: {reason}", now)
 
     def _notice_gap(self, now: float) -> None:
         """This process was frozen: nobody is to blame for silence in that time, and nobody's patience ran out in it."""

@@ -92,11 +92,10 @@ class Endings:
             self.unserved(follow, f"{follow.tries.failures} attempts failed, the last one: {why}")
 
     def lose(self, worker: WorkerView, why: str, now: float) -> None:
-        """Every attempt on this decode worker is lost; cancelled there should it come back as the same peer."""
+        """Every attempt on this decode worker is lost. Should it come back as the same peer, its Hello cancels them."""
         lost = self._books.running_on(worker)
         if lost:
             worker.health.failed(now)
         for follow in lost:
             attempt = self._books.release(follow)
-            worker.session.orphans.append(attempt.id)
             self.failed(follow, attempt, why, now)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from cluster.core.ids import attempt_id
 from cluster.core.keys import BlockKey, KeyChain, root_key
 from cluster.stubs.common_pb2 import Sampling, WorkerAddress
-from cluster.stubs.session_pb2 import HandedOff, PrefillOn, SampleState, Submit, TokenRun
+from cluster.stubs.session_pb2 import HandedOff, PrefillOn, ResumeAttempt, SampleState, Submit, TokenRun
 from router.placement import Demand, Placement, Shape
 from router.queue import Entry
 from router.requests import EndReason, Request, TokenEvent, TokenLogprob, Trace
@@ -53,6 +53,7 @@ class Attempt:
     blocks: int  # asked of the decode worker
     tokens: int  # prompt and history
     accepted: bool = False
+    handed_off: bool = False
     booked_prefill: str | None = None  # address
 
 
@@ -178,6 +179,11 @@ class Follow:
             preemptions=self.tries.preemptions,
         )
 
+    def resume(self) -> ResumeAttempt:
+        """How far the present attempt has been read: what its decode worker has to send again after that."""
+        offsets = [-1 if sample.finished else len(sample.emitted) for sample in self.samples]
+        return ResumeAttempt(attempt=self._running().id, next_offsets=offsets)
+
     def accepted(self, now: float) -> None:
         """The decode worker took the attempt: the first sign of it counts."""
         attempt = self._running()
@@ -202,6 +208,10 @@ class Follow:
 
     def on_handed_off(self, message: HandedOff) -> None:
         """Figures of a hand-off: bytes add up over attempts, times are those of the first."""
+        attempt = self._running()
+        if attempt.handed_off:  # heard before the session broke
+            return
+        attempt.handed_off = True
         self.trace.kv_bytes += message.kv_bytes
         self.trace.transport = message.transport
         if self.trace.attempts == 1:

@@ -71,12 +71,9 @@ class Hearing:
         self._books.acknowledge(attempt)
 
     def _on_hello(self, worker: WorkerView, epoch: int) -> None:
-        """The session is usable if it reached the peer that the watch knows. What was lost with the last one ends."""
+        """The session is usable if it reached the peer that the watch knows."""
         worker.session.epoch = epoch
-        orphans, worker.session.orphans = worker.session.orphans, []
-        if epoch == worker.epoch:
-            for attempt in orphans:
-                self._endings.send(worker.address, pb.FromRouter(cancel=pb.CancelAttempt(attempt=attempt)))
+        worker.session.broken_at = None
 
     def _on_prefill(self, worker: WorkerView, message: pb.PrefillOn, now: float) -> None:
         found = self._find(worker, message.attempt)
@@ -130,6 +127,7 @@ class Hearing:
         self._endings.counters["attempts_no_prefill"] += 1
         follow.turned_away()
         self._books.release(follow)
+        self._endings.settle(attempt)
         worker.health.accepted()
         backoff = _FIRST_BACKOFF_S * 2.0 ** min(follow.tries.no_prefill, 6)
         delay = min(_MAX_BACKOFF_S, max(message.retry_after_s, backoff))
@@ -194,4 +192,8 @@ class Hearing:
             return
         follow, attempt = found
         self._books.release(follow)
-        self._endings.failed(follow, attempt, f"{worker.name} does not know the attempt", now)
+        if attempt.accepted:
+            self._endings.failed(follow, attempt, f"{worker.name} does not know the attempt", now)
+        else:  # its Submit, or the refusal, was lost with the session: nothing has failed
+            self._endings.counters["attempts_lost_on_the_way"] += 1
+            self._endings.put_back(follow, now)

@@ -26,6 +26,18 @@ _log = logging.getLogger(__name__)
 OnFailure = Callable[[BaseException], None]
 
 
+async def connect(connection: grpc.aio.Channel) -> None:
+    """Return when it is up. Raises ConnectionError as soon as nobody takes it, TimeoutError after CONNECT_S.
+
+    Not `channel_ready`: that goes on trying in silence, and a refusal is news (the worker is gone).
+    """
+    async with asyncio.timeout(CONNECT_S):
+        while (state := connection.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                raise ConnectionError("nobody takes the connection")
+            await connection.wait_for_state_change(state)
+
+
 class StreamKeeper(abc.ABC):
     """One stream, kept up in a task of its own until `close`. `failed` gets errors of our own code, never a peer's."""
 
@@ -58,7 +70,10 @@ class StreamKeeper(abc.ABC):
 
     @abc.abstractmethod
     def serve(self) -> Coroutine[None, None, str]:
-        """Connect and report events until the stream ends; says why it did. May raise AioRpcError or TimeoutError."""
+        """Connect and report events until the stream ends; says why it did.
+
+        May raise AioRpcError, TimeoutError or ConnectionError.
+        """
 
     @abc.abstractmethod
     def report_closed(self, event: StreamClosed) -> None:
@@ -85,6 +100,8 @@ class StreamKeeper(abc.ABC):
                 reason = f"{error.code().name}: {error.details()}"
             except TimeoutError:
                 reason = f"no connection within {CONNECT_S:g} s"
+            except ConnectionError as error:
+                reason = str(error)
             if not self.current:
                 return
             if self._clock.now() - began >= _HEALTHY_S:

@@ -1,7 +1,8 @@
 """The session stream to one decode worker (proto/session.proto): requests out, tokens in.
 
 The reader never waits for a client and the writer never for the reader: what goes out is queued here, what comes in
-goes straight to the core. What is queued for a stream that ended is dropped with it: its attempts have failed over.
+goes straight to the core. What is queued for a stream that ended is dropped with it: the next one starts with a hello
+that names all that the router still wants.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from cluster.rpc import Metadata, channel
 from cluster.stubs.session_pb2 import FromDecode, FromRouter
 from cluster.stubs.session_pb2_grpc import SessionStub
 from router.effects import StreamClosed, StreamOpened
-from router.links import CONNECT_S, OnFailure, StreamKeeper
+from router.links import OnFailure, StreamKeeper, connect
 
 if TYPE_CHECKING:
     Call = grpc.aio.StreamStreamCall[FromRouter, FromDecode]
@@ -50,7 +51,7 @@ class SessionClient(StreamKeeper):
 
     async def serve(self) -> str:
         async with channel(self.address) as connection:
-            await asyncio.wait_for(connection.channel_ready(), CONNECT_S)
+            await connect(connection)
             call = SessionStub(connection).Open(None, metadata=self._metadata)
             outbox: asyncio.Queue[FromRouter | None] = asyncio.Queue()
             self._outbox = outbox

@@ -1,6 +1,5 @@
 """The watch stream to one worker (proto/watch.proto): what it is, how it is, what it caches."""
 
-import asyncio
 import random
 from collections.abc import Callable
 
@@ -9,7 +8,7 @@ from cluster.rpc import Metadata, channel
 from cluster.stubs.watch_pb2 import WatchEvent, WatchRequest
 from cluster.stubs.watch_pb2_grpc import WatchStub
 from router.effects import StreamClosed
-from router.links import CONNECT_S, OnFailure, StreamKeeper
+from router.links import OnFailure, StreamKeeper, connect
 
 OnWatch = Callable[[str, WatchEvent | StreamClosed], None]
 
@@ -34,7 +33,7 @@ class WatchClient(StreamKeeper):
 
     async def serve(self) -> str:
         async with channel(self.address) as connection:
-            await asyncio.wait_for(connection.channel_ready(), CONNECT_S)
+            await connect(connection)
             call = WatchStub(connection).Open(WatchRequest(router_epoch=self._epoch), metadata=self._metadata)
             while isinstance(event := await call.read(), WatchEvent):
                 if not self.current:

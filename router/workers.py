@@ -16,7 +16,7 @@ the attempt, and left out of the sums once a Status has come after the worker ac
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from cluster.core.errors import Unavailable
 from cluster.core.keys import KEY_BYTES, BlockKey
@@ -26,6 +26,7 @@ from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pai
 from router.requests import Limits
 
 CONFIRM_FACTOR = 2  # silence on every stream of this many times suspect_s is a loss
+BOTH_GONE_S = 1.0  # a worker whose session and watch have both broken is lost after this
 
 KeysOf = Callable[[Shape], list[BlockKey]]
 
@@ -52,10 +53,9 @@ class WatchState:
 class SessionState:
     wanted: bool = False  # the shell was asked to keep one up
     open: bool = False
-    number: int = 0  # counts up per router and worker
     epoch: int = 0  # from the worker's Hello on this session; 0 before it came
     last_seen: float = 0.0
-    orphans: list[str] = field(default_factory=list)  # attempts to cancel when the session is back
+    broken_at: float | None = None  # since then attempts wait for it to come back
 
 
 @dataclass(slots=True)
@@ -177,7 +177,6 @@ class WorkerView:
         """Another process answers here now: nothing that its predecessor did counts any more."""
         self.lost = False
         self.health = Health()
-        self.session.orphans.clear()
 
     def watch_closed(self) -> None:
         self.watch.open = False
@@ -187,6 +186,12 @@ class WorkerView:
     def session_closed(self) -> None:
         self.session.open = False
         self.session.epoch = 0
+
+    def unreachable(self, now: float, patience_s: float) -> bool:
+        """Whether its broken session has been away for too long; with the watch gone as well, soon."""
+        broken_at = self.session.broken_at
+        limit = patience_s if self.watch.open else min(BOTH_GONE_S, patience_s)
+        return broken_at is not None and now - broken_at > limit
 
     def _on_hello(self, hello: WatchHello) -> None:
         self.facts = read_hello(hello)
@@ -326,6 +331,8 @@ class Workers:
         for worker in self.by_address.values():
             worker.watch.last_seen += gap_s
             worker.session.last_seen += gap_s
+            if worker.session.broken_at is not None:
+                worker.session.broken_at += gap_s
 
     def describe(self, now: float) -> list[dict[str, object]]:
         """Every worker for people and metrics (JSON-able)."""

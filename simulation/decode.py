@@ -10,7 +10,7 @@ from decode_worker.effects import Dial, HangUp, Lost, ToPrefill, ToRouter
 from decode_worker.state import Facts
 from engine.blocks import BlockBooks
 from simulation.network import End
-from simulation.site import Site, Violation
+from simulation.site import Site
 from simulation.worker import WorkerLife
 
 HELLO_TIMEOUT_S = 5.0  # as in decode_worker/links.py
@@ -64,7 +64,9 @@ class DecodeLife(WorkerLife):
         self._sessions[name] = end
         end.received = lambda more: self._heard(name, more)
         end.closed = lambda _: self._left(name)
-        self.core.session_opened(name)
+        if not self.core.session_opened(name, message.hello, self.site.loop.now):
+            del self._sessions[name]
+            end.close("a newer session is open")
         self.handled()
 
     def _heard(self, name: str, message: object) -> None:
@@ -140,11 +142,6 @@ class DecodeLife(WorkerLife):
             end.close("hung up")
 
     # -- effects ----------------------------------------------------------------------------------------------------
-
-    def check(self) -> None:
-        super().check()
-        if strangers := {a.session for a in self.core.state.attempts.values()} - self._sessions.keys():
-            raise Violation(f"I2: {self.name} has attempts of sessions that are closed: {sorted(strangers)}")
 
     def unproved(self) -> list[int]:
         """Cached blocks that nobody uses now: their bytes may go bad unnoticed until they are matched again."""

@@ -43,6 +43,7 @@ class Faults:
             "freeze router": self._freeze_router,
             "partition": self._partition,
             "break stream": self._break_stream,
+            "break session": self._break_session,
             "drain": self._drain,
             "replace": self._replace,
             "rot": self._rot,
@@ -172,6 +173,22 @@ class Faults:
         self._busy(victim.name, 0.5)
         self._site.loop.log(f"{stream.name} breaks")
         stream.break_up("connection reset", self._random.choice((0.0, 0.05, 3.0)))
+        return True
+
+    def _break_session(self) -> bool:
+        """A stream between a router and a decode worker, both alive, while it carries requests."""
+        name = self._choose("decode")
+        victim = self._cluster.workers[name] if name is not None else None
+        if not isinstance(victim, DecodeLife) or not victim.core.state.attempts:
+            return False
+        streams = [s for s in self._site.network.streams if s.kind == "session" and s.touches(victim.name)]
+        streams = [s for s in streams if not s.broken]
+        if not streams:
+            return False
+        stream = self._random.choice(streams)
+        self._busy(victim.name, 0.2)
+        self._site.loop.log(f"{stream.name} breaks")
+        stream.break_up("connection reset", self._random.choice((0.0, 0.05, 0.5)))
         return True
 
     def _drain(self) -> bool:

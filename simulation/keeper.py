@@ -75,6 +75,8 @@ class Keeper:
             stream.client.closed = partial(self._ended, life, began)
             server.accept(self.kind, stream.server)
             opened(stream.client)
+        elif self._site.refuses(self._process, self.address):
+            self._ended(life, began, "nobody takes the connection")
         elif self._site.loop.now - began >= CONNECT_S:
             self._ended(life, began, f"no connection within {CONNECT_S:g} s")
         else:

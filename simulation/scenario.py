@@ -19,6 +19,7 @@ FAULTS = (
     "freeze router",
     "partition",
     "break stream",
+    "break session",
     "drain",
     "replace",
     "rot",

@@ -113,6 +113,10 @@ class TimingSettings(Settings):
     heartbeat_s: PositiveSeconds = 0.5
     emit_interval_s: PositiveSeconds = 0.005
     suspect_s: PositiveSeconds = Field(3.0, description="silence after which a worker gets no new work")
+    resume_s: PositiveSeconds = Field(
+        5.0,
+        description="a broken session may come back so long; then its attempts are cancelled. Routers wait half of it",
+    )
     drain_s: PositiveSeconds = Field(
         30.0, description="what runs on a program that was told to stop may go on so long; then it is handed over"
     )

@@ -28,7 +28,6 @@ class FromRouter(_message.Message):
     STOP_SEQ_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
-    RESUME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RouterHello: ...
     @_builtins.property
@@ -39,8 +38,6 @@ class FromRouter(_message.Message):
     def cancel(self) -> Global___CancelAttempt: ...
     @_builtins.property
     def ended(self) -> Global___AttemptSettled: ...
-    @_builtins.property
-    def resume(self) -> Global___Resume: ...
     def __init__(
         self,
         *,
@@ -49,13 +46,12 @@ class FromRouter(_message.Message):
         stop_seq: Global___StopSeq | None = ...,
         cancel: Global___CancelAttempt | None = ...,
         ended: Global___AttemptSettled | None = ...,
-        resume: Global___Resume | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "ended", b"ended", "hello", b"hello", "message", b"message", "resume", b"resume", "stop_seq", b"stop_seq", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "ended", b"ended", "hello", b"hello", "message", b"message", "stop_seq", b"stop_seq", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "ended", b"ended", "hello", b"hello", "message", b"message", "resume", b"resume", "stop_seq", b"stop_seq", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "ended", b"ended", "hello", b"hello", "message", b"message", "stop_seq", b"stop_seq", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "submit", "stop_seq", "cancel", "ended", "resume"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "submit", "stop_seq", "cancel", "ended"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -63,29 +59,62 @@ Global___FromRouter: _TypeAlias = FromRouter  # noqa: Y015
 
 @_typing.final
 class RouterHello(_message.Message):
+    """First on every session. The worker replays what the router has not read of the attempts named here, answers
+    UnknownAttempt for those it does not have, and cancels every other attempt of this router.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     session: _builtins.int
-    """counts up per router and worker; the highest number wins"""
+    """counts up per router; the highest number wins"""
     protocol: _builtins.int
+    @_builtins.property
+    def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResumeAttempt]: ...
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         session: _builtins.int = ...,
         protocol: _builtins.int = ...,
+        attempts: _abc.Iterable[Global___ResumeAttempt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "protocol", b"protocol", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "epoch", b"epoch", "protocol", b"protocol", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RouterHello: _TypeAlias = RouterHello  # noqa: Y015
+
+@_typing.final
+class ResumeAttempt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSETS_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.str
+    @_builtins.property
+    def next_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """per sample: how many tokens the router has, history included; -1: it ended it"""
+
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.str = ...,
+        next_offsets: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "next_offsets", b"next_offsets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeAttempt: _TypeAlias = ResumeAttempt  # noqa: Y015
 
 @_typing.final
 class Submit(_message.Message):
@@ -246,55 +275,6 @@ class AttemptSettled(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttemptSettled: _TypeAlias = AttemptSettled  # noqa: Y015
-
-@_typing.final
-class Resume(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ROUTER_EPOCH_FIELD_NUMBER: _builtins.int
-    SESSION_FIELD_NUMBER: _builtins.int
-    ATTEMPTS_FIELD_NUMBER: _builtins.int
-    router_epoch: _builtins.int
-    session: _builtins.int
-    @_builtins.property
-    def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResumeAttempt]: ...
-    def __init__(
-        self,
-        *,
-        router_epoch: _builtins.int = ...,
-        session: _builtins.int = ...,
-        attempts: _abc.Iterable[Global___ResumeAttempt] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "router_epoch", b"router_epoch", "session", b"session"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Resume: _TypeAlias = Resume  # noqa: Y015
-
-@_typing.final
-class ResumeAttempt(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ATTEMPT_FIELD_NUMBER: _builtins.int
-    NEXT_OFFSETS_FIELD_NUMBER: _builtins.int
-    attempt: _builtins.str
-    @_builtins.property
-    def next_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    def __init__(
-        self,
-        *,
-        attempt: _builtins.str = ...,
-        next_offsets: _abc.Iterable[_builtins.int] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "next_offsets", b"next_offsets"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ResumeAttempt: _TypeAlias = ResumeAttempt  # noqa: Y015
 
 @_typing.final
 class FromDecode(_message.Message):

@@ -114,6 +114,8 @@ class SmallWorker(watch_pb2_grpc.WatchServicer, session_pb2_grpc.SessionServicer
             await self.heard.add(message)
             if message.HasField("hello"):
                 yield pb.FromDecode(hello=self.identity())
+                for resume in message.hello.attempts:  # it keeps nothing of a session that broke
+                    yield pb.FromDecode(unknown=pb.UnknownAttempt(attempt=resume.attempt))
             elif message.HasField("submit"):
                 yield pb.FromDecode(prefill_on=pb.PrefillOn(attempt=message.submit.attempt, worker="local"))
                 for run in self._runs(message.submit):

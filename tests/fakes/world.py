@@ -8,8 +8,7 @@ request takes about a millisecond and a failing seed replays exactly.
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,15 @@ from cluster.core.config import ClusterConfig
 from cluster.core.ids import agent_name
 from cluster.stubs.common_pb2 import Layout, Sampling, WorkerAddress, WorkerIdentity
 from cluster.stubs.link_pb2 import PrefillHello
-from cluster.stubs.session_pb2 import CancelAttempt, FromDecode, FromRouter, SampleState, Submit
+from cluster.stubs.session_pb2 import (
+    AttemptSettled,
+    CancelAttempt,
+    FromRouter,
+    ResumeAttempt,
+    RouterHello,
+    SampleState,
+    Submit,
+)
 from decode_worker.core import DecodeCore
 from decode_worker.effects import Dial, HangUp, ToPrefill, ToRouter
 from decode_worker.effects import ToEngine as DecodeToEngine
@@ -37,30 +44,13 @@ from engine.pool import HostMemory
 from prefill_worker.core import PrefillCore
 from prefill_worker.effects import ToDecode
 from prefill_worker.effects import ToEngine as PrefillToEngine
+from tests.fakes.answer import Answer
 from tests.fakes.engine import FakeEngine
 
 Deliver = Callable[[], None]
+ROUTER = 1  # the epoch of the only router
 _codec = Codec()
 ModelFactory = Callable[[str], Model]  # the name of an engine -> its model; each engine binds its own
-
-
-@dataclass
-class Answer:
-    """What a router would have received for one attempt."""
-
-    tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    starts: dict[int, int] = field(default_factory=dict)
-    ends: dict[int, str] = field(default_factory=dict)
-    events: list[FromDecode] = field(default_factory=list)
-    lost: str = ""  # why the attempt ended without its ends
-
-    @property
-    def prefill_on(self) -> list[str]:
-        return [e.prefill_on.worker for e in self.events if e.WhichOneof("message") == "prefill_on"]
-
-    @property
-    def handed_off(self) -> Any:
-        return next((e.handed_off for e in self.events if e.WhichOneof("message") == "handed_off"), None)
 
 
 class World:
@@ -85,7 +75,9 @@ class World:
         self.prefill: dict[str, PrefillCore] = {}
         self.decode: dict[str, DecodeCore] = {}
         self.answers: dict[str, Answer] = defaultdict(Answer)
+        self.sessions: dict[str, str] = {}  # decode worker -> the session that is open with it
         self._number = 0
+        self._session = 1
         for i in range(prefill):
             self.add_prefill(f"prefill-{i}")
         for i in range(decode):
@@ -135,7 +127,8 @@ class World:
             frozenset(model.eos_ids),
         )  # fmt: skip
         core = self.decode[name] = DecodeCore(self.config, facts)
-        core.session_opened("router")
+        self.sessions[name] = "router"
+        assert core.session_opened("router", RouterHello(epoch=ROUTER, session=1), self.clock.now())
         self._decode_effects(name)
 
     # -- a router's side ------------------------------------------------------------------------------------------
@@ -166,6 +159,7 @@ class World:
             deadline_s=fields.pop("deadline_s", 600.0),
             **fields,
         )
+        self.answers[attempt] = Answer(decode=decode, histories=list(submit.samples))
         self._to_decode(decode, FromRouter(submit=submit))
         return attempt
 
@@ -173,13 +167,37 @@ class World:
         self._to_decode(decode, FromRouter(cancel=CancelAttempt(attempt=attempt)))
 
     def _to_decode(self, name: str, message: FromRouter) -> None:
+        session = self.sessions.get(name)
+
         def deliver() -> None:
-            self.decode[name].from_router("router", message, self.clock.now())
-            self._decode_effects(name)
+            if session is not None and session == self.sessions.get(name):
+                self.decode[name].from_router(session, message, self.clock.now())
+                self._decode_effects(name)
 
         self.queues[f"router>{name}"].append(deliver)
 
-    def _receive(self, message: FromDecode) -> None:
+    def hang_up(self, name: str = "decode-0") -> None:
+        """The session breaks, with all that is under way on it; both sides live."""
+        self.decode[name].session_closed(self.sessions.pop(name), self.clock.now())
+        self._decode_effects(name)
+
+    def come_back(self, name: str = "decode-0", *, without: Iterable[str] = ()) -> None:
+        """A new session, whose hello names every attempt that is not over, but those in `without`."""
+        self._session += 1
+        session = self.sessions[name] = f"router again {self._session}"
+        attempts = [
+            ResumeAttempt(attempt=attempt, next_offsets=[answer.offset(i) for i in range(len(answer.histories))])
+            for attempt, answer in self.answers.items()
+            if answer.decode == name and not answer.over and attempt not in without
+        ]
+        hello = RouterHello(epoch=ROUTER, session=self._session, attempts=attempts)
+        assert self.decode[name].session_opened(session, hello, self.clock.now())
+        self._decode_effects(name)
+
+    def _receive(self, name: str, effect: ToRouter) -> None:
+        if effect.session != self.sessions.get(name):
+            return
+        message = effect.message
         kind = message.WhichOneof("message")
         if kind == "tokens":
             for run in message.tokens.runs:
@@ -191,12 +209,20 @@ class World:
                 if run.end:
                     assert run.index not in answer.ends, "a sample ended twice"
                     answer.ends[run.index] = run.end
+                    self._settle(run.attempt)
         elif kind != "hello":
             inner = getattr(message, kind or "")
             answer = self.answers[inner.attempt]
             answer.events.append(message)
-            if kind in ("refused", "failed", "no_prefill", "preempted"):
+            if kind in ("refused", "failed", "no_prefill", "preempted", "unknown"):
                 answer.lost = f"{kind}: {getattr(inner, 'reason', '')}"
+                self._settle(inner.attempt)
+
+    def _settle(self, attempt: str) -> None:
+        """The router knows how it ended."""
+        answer = self.answers[attempt]
+        if answer.decode and answer.over:
+            self._to_decode(answer.decode, FromRouter(ended=AttemptSettled(attempt=attempt)))
 
     # -- carrying effects -----------------------------------------------------------------------------------------
 
@@ -223,7 +249,7 @@ class World:
             if isinstance(effect, DecodeToEngine):
                 self._command(name, effect.command, report)
             elif isinstance(effect, ToRouter):
-                self.queues[f"{name}>router"].append(partial(self._receive, effect.message))
+                self.queues[f"{name}>router"].append(partial(self._receive, name, effect))
             elif isinstance(effect, ToPrefill):
                 self._link_send(name, effect)
             elif isinstance(effect, Dial):

@@ -57,7 +57,7 @@ async def check(running: Stack) -> None:
         name: pids[name] for name in ("prefill-0", "decode-0", "router-0")
     }
     counters = await running.counters()
-    for what in ("digest_mismatch", "read_failed", "waited_for_room"):
+    for what in ("digest_mismatch", "read_failed", "waited_for_room", "attempts_resumed"):
         assert counters.get(what), f"{what}: {counters}"
     assert "-9" in running.cluster.log("decode-1"), "the server says how its engine ended"
     assert "did not run" in running.cluster.log("decode-1"), "step.freeze"

@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from cluster.core.ids import new_epoch
 from cluster.rpc import auth_metadata, channel
 from cluster.stubs.common_pb2 import Sampling, WorkerAddress, WorkerIdentity
 from cluster.stubs.link_pb2 import (
@@ -25,7 +26,7 @@ from cluster.stubs.link_pb2 import (
 from cluster.stubs.session_pb2 import (
     CancelAttempt,
     FromRouter,
-    Resume,
+    ResumeAttempt,
     RouterHello,
     SampleState,
     StopSeq,
@@ -123,7 +124,7 @@ BAD_SUBMITS: dict[str, dict[str, Any]] = {
 
 async def test_submits_that_nobody_can_serve(running: Stack) -> None:
     async with stream(running, "decode-0", "Session") as call:
-        await call.write(FromRouter(hello=RouterHello(epoch=1)))
+        await call.write(FromRouter(hello=RouterHello(epoch=new_epoch(), session=1)))
         for kind, changes in BAD_SUBMITS.items():
             await call.write(FromRouter(submit=submit(**changes)))
             message = await hear(call, {"refused", "failed", "tokens"})
@@ -141,7 +142,7 @@ async def test_odd_submits_are_served(running: Stack) -> None:
         WorkerAddress(worker="z", address="127.0.0.1:1"),
     ]
     async with stream(running, "decode-0", "Session") as call:
-        await call.write(FromRouter(hello=RouterHello(epoch=1)))
+        await call.write(FromRouter(hello=RouterHello(epoch=new_epoch(), session=1)))
         odd: list[dict[str, Any]] = [
             {"stop_token_ids": [-1, 2**31 - 1], "local_max_tokens": -5, "preemptions": -3},
             {"preemptions": 2**31 - 1, "salt": b"x" * 100_000},
@@ -156,13 +157,12 @@ async def test_odd_submits_are_served(running: Stack) -> None:
 
 async def test_words_about_nothing(running: Stack) -> None:
     async with stream(running, "decode-0", "Session") as call:
-        await call.write(FromRouter(hello=RouterHello(epoch=1)))
+        await call.write(FromRouter(hello=RouterHello(epoch=new_epoch(), session=1)))
         for message in (
             FromRouter(),
-            FromRouter(hello=RouterHello(epoch=2)),
+            FromRouter(hello=RouterHello(epoch=2, session=2**63 - 1)),
             FromRouter(cancel=CancelAttempt(attempt="nobody")),
             FromRouter(stop_seq=StopSeq(attempt="nobody", index=-1)),
-            FromRouter(resume=Resume(session=-1)),
         ):
             await call.write(message)
         good = submit()
@@ -173,6 +173,25 @@ async def test_words_about_nothing(running: Stack) -> None:
         assert await answer(call, good.attempt) == RIGHT
         for _ in range(300):  # and a router that goes away with everything open
             await call.write(FromRouter(submit=submit(max_tokens=100)))
+
+
+async def test_hellos_that_ask_for_what_cannot_be(running: Stack) -> None:
+    """Attempts of nobody, absurd offsets, an older session of the same router: answered or ended, nothing is hurt."""
+    epoch = new_epoch()
+    odd = [
+        ResumeAttempt(),
+        ResumeAttempt(attempt="nobody", next_offsets=[2**31 - 1] * 1000),
+        ResumeAttempt(attempt="nobody", next_offsets=[-(2**31)]),
+    ]
+    async with stream(running, "decode-0", "Session") as call:
+        await call.write(FromRouter(hello=RouterHello(epoch=epoch, session=7, attempts=odd)))
+        assert (await hear(call, {"unknown"})).unknown.attempt in ("", "nobody")
+        async with stream(running, "decode-0", "Session") as older:
+            await older.write(FromRouter(hello=RouterHello(epoch=epoch, session=6)))
+            assert await older.code() is grpc.StatusCode.OK
+        good = submit()
+        await call.write(FromRouter(submit=good))
+        assert await answer(call, good.attempt) == RIGHT
 
 
 # -- a decode worker that lies ------------------------------------------------------------------------------------

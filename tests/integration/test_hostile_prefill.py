@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.core.digest import digest_block
-from cluster.core.ids import agent_name
+from cluster.core.ids import agent_name, new_epoch
 from cluster.core.keys import KeyChain, root_key
 from cluster.rpc import make_server, service
 from cluster.stubs import link_pb2, link_pb2_grpc
@@ -203,7 +203,7 @@ async def listening(running: Stack, fake: FakePrefill) -> AsyncIterator[WorkerAd
 async def ask_through(running: Stack, address: WorkerAddress) -> list[int]:
     """A request whose only prefill worker is the fake one."""
     async with stream(running, "decode-0", "Session") as call:
-        await call.write(FromRouter(hello=RouterHello(epoch=1)))
+        await call.write(FromRouter(hello=RouterHello(epoch=new_epoch(), session=1)))
         message = submit(prefill=[address], salt=next(attempts).encode())
         await call.write(FromRouter(submit=message))
         return await answer(call, message.attempt)
@@ -245,7 +245,7 @@ async def test_whatever_it_says_it_is(running: Stack, holder: ProcessHolder, kin
         setattr(fake.hello, name, value)
     fake.script = offering()
     async with listening(running, fake) as address, stream(running, "decode-0", "Session") as call:
-        await call.write(FromRouter(hello=RouterHello(epoch=1)))
+        await call.write(FromRouter(hello=RouterHello(epoch=new_epoch(), session=1)))
         message = submit(prefill=[address], salt=next(attempts).encode())
         await call.write(FromRouter(submit=message))
         said = await hear(call, {"no_prefill", "tokens"})

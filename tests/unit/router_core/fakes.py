@@ -127,7 +127,9 @@ class FakeWorker:
         self.received.append(message)
         match message.WhichOneof("message"):
             case "hello":
+                self.out.clear()  # what found no session is lost
                 self.out.append(pb.FromDecode(hello=self.identity()))
+                self._resume(message.hello)
             case "submit":
                 self._on_submit(message.submit)
             case "cancel":
@@ -184,6 +186,28 @@ class FakeWorker:
             self.works[submit.attempt] = work
             where = submit.prefill[0].worker if submit.prefill else "local"
             self.out.append(pb.FromDecode(prefill_on=pb.PrefillOn(attempt=submit.attempt, worker=where)))
+
+    def _resume(self, hello: pb.RouterHello) -> None:
+        """Go on where the router stands; what it does not name is over."""
+        wanted = {resume.attempt: resume for resume in hello.attempts}
+        for attempt in [a for a in self.works if a not in wanted]:
+            self._forget(attempt)
+        for attempt, resume in wanted.items():
+            work = self.works.get(attempt)
+            if work is None:
+                self.out.append(pb.FromDecode(unknown=pb.UnknownAttempt(attempt=attempt)))
+                continue
+            for index, offset in enumerate(resume.next_offsets):
+                assert offset <= work.emitted[index], "a router that is ahead of its worker"
+                if offset >= 0 and (offset < work.emitted[index] or work.finished[index]):
+                    self._replay(work, index, offset)
+
+    def _replay(self, work: Work, index: int, offset: int) -> None:
+        prompt, seed = list(work.submit.prompt), work.submit.sampling.seed
+        ids = [token(prompt, seed, index, at) for at in range(offset, work.emitted[index])]
+        end = "length" if work.finished[index] else ""
+        run = pb.TokenRun(attempt=work.submit.attempt, index=index, offset=offset, ids=ids, end=end)
+        self.out.append(pb.FromDecode(tokens=pb.Tokens(runs=[run])))
 
     def _emit(self, work: Work) -> None:
         submit = work.submit

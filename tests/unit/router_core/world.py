@@ -92,9 +92,12 @@ class World:
                 self.watching[address] = 4
                 for event in worker.hello():
                     self.apply(self.core.on_watch(address, event, self.now))
-            if worker.up and address in self.wanted_sessions - self.sessions:
-                self.sessions.add(address)
-                self.apply(self.core.on_session(address, StreamOpened(), self.now))
+            if address in self.wanted_sessions - self.sessions:
+                if worker.up:
+                    self.sessions.add(address)
+                    self.apply(self.core.on_session(address, StreamOpened(), self.now))
+                else:
+                    self.apply(self.core.on_session(address, StreamClosed("nobody takes the connection"), self.now))
         self.deliver()
 
     def deliver(self) -> None:
@@ -147,10 +150,11 @@ class World:
             client.stopped.add(index)
             self.apply(self.core.stop(name, index, self.now))
 
-    def advance(self, seconds: float = 0.25) -> None:
+    def advance(self, seconds: float = 0.25, *, connect: bool = True) -> None:
         """Time passes: workers step, heartbeats come, the core ticks."""
         self.now += seconds
-        self.connect()
+        if connect:
+            self.connect()
         for worker in self.workers.values():
             if worker.up:
                 worker.step()

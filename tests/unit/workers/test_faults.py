@@ -6,9 +6,10 @@ import pytest
 from cluster.core.ids import agent_name
 from cluster.stubs.common_pb2 import WorkerAddress
 from cluster.stubs.link_pb2 import FromPrefill, JobFailed, JobRefused
-from cluster.stubs.session_pb2 import CancelAttempt, FromRouter
+from cluster.stubs.session_pb2 import CancelAttempt, FromRouter, RouterHello
 from engine.messages import Copy, Fatal, Read, ReadFailed, StepDone
-from tests.fakes.world import Answer, World
+from tests.fakes.answer import Answer
+from tests.fakes.world import World
 from tests.unit.workers.test_tracer_matrix import B, config, expected, prompt
 
 IDS = prompt(6 * B + 5)
@@ -269,7 +270,7 @@ def test_a_router_cannot_touch_the_attempts_of_another(world: World) -> None:
     attempt = submit(world)
     world.step()
     core = world.decode["decode-0"]
-    core.session_opened("stranger")
+    assert core.session_opened("stranger", RouterHello(epoch=99, session=1), 0.0)
     world._decode_effects("decode-0")
     core.from_router("stranger", FromRouter(cancel=CancelAttempt(attempt=attempt)), 0.0)
     core.session_closed("stranger", 0.0)
@@ -284,7 +285,7 @@ def test_a_lost_session_frees_everything(world: World) -> None:
     core.session_closed("router", world.clock.now())
     world._decode_effects("decode-0")
     world.run(check=True)
-    world.wait(8)
+    world.wait(8)  # nobody comes back for it
     world.assert_quiet()
 
 

@@ -24,7 +24,15 @@ from cluster.stubs.link_pb2 import (
     RecheckResult,
     Taken,
 )
-from cluster.stubs.session_pb2 import CancelAttempt, FromDecode, FromRouter, SampleState, StopSeq, Submit
+from cluster.stubs.session_pb2 import (
+    AttemptSettled,
+    CancelAttempt,
+    FromDecode,
+    FromRouter,
+    SampleState,
+    StopSeq,
+    Submit,
+)
 from decode_worker.effects import ToRouter
 from decode_worker.peers import Peer
 from prefill_worker.effects import ToDecode
@@ -113,6 +121,7 @@ def test_an_id_used_again_while_its_prefix_hits_are_still_proved(world: World) -
     world._decode_effects("decode-0")
     world.run(check=True)
     assert world.answers["a"].tokens[0] == expected([*IDS[: 2 * B], 5, 6], 5)[: len(world.answers["a"].tokens[0])]
+    core.from_router("router", FromRouter(ended=AttemptSettled(attempt="a")), world.clock.now())
     world.wait(8)
     world.assert_quiet()
 

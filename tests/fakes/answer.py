@@ -1,0 +1,39 @@
+"""What a router has heard of one attempt."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.stubs.session_pb2 import FromDecode, SampleState
+
+
+@dataclass
+class Answer:
+    """What a router would have received for one attempt."""
+
+    tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    starts: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, str] = field(default_factory=dict)
+    events: list[FromDecode] = field(default_factory=list)
+    decode: str = ""
+    histories: list[SampleState] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        return bool(self.lost) or len(self.ends) == sum(not s.finished for s in self.histories)
+
+    def offset(self, index: int) -> int:
+        """Where sample `index` stands, as in a ResumeAttempt."""
+        state = self.histories[index]
+        ended = state.finished or index in self.ends
+        return -1 if ended else len(state.emitted) + len(self.tokens[index])
+
+    lost: str = ""  # why the attempt ended without its ends
+
+    @property
+    def prefill_on(self) -> list[str]:
+        return [e.prefill_on.worker for e in self.events if e.WhichOneof("message") == "prefill_on"]
+
+    @property
+    def handed_off(self) -> Any:
+        return next((e.handed_off for e in self.events if e.WhichOneof("message") == "handed_off"), None)
