@@ -111,7 +111,7 @@ def test_a_cancel_in_this_state_leaves_nothing_behind(state: str, n: int) -> Non
     if state == "checking":
         world.submit(IDS, 1, prefill=[], ignore_eos=True)
         world.run()
-    remote = [] if state == "prefilling" else None
+    remote: list[str] | None = [] if state == "prefilling" else None
     attempt = world.submit(IDS, 20 if n == 1 else 2, n=n, prefill=remote, ignore_eos=True)
     for _ in range(5000):
         if STATES[state](world, attempt):
