@@ -213,7 +213,7 @@ NOTICED = {
     "silence": "handoff_left: no offer in time",
     "wrong keys": "offer_wrong_key",
     "wrong digests": "digest_mismatch",
-    "vouching": "kv_blocks_corrupt",
+    "vouching": "digest_mismatch",
     "blocks of no pool": "read_failed",
     "blocks just behind the pool": "read_failed",
     "negative blocks": "offer_out_of_range",
