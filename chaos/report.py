@@ -9,10 +9,16 @@ from chaos.tally import Tally
 _RANGES = (
     "handoffs",
     "kv_blocks_verified",
+    "kv_blocks_reread",
+    "kv_blocks_recomputed",
+    "kv_blocks_refused",
     "prefill_local",
     "read_failed",
     "read_given_up",
+    "read_late",
     "digest_mismatch",
+    "kv_blocks_stale",
+    "kv_blocks_corrupt",
     "prefix_hit_corrupt",
     "preempted",
 )

@@ -138,6 +138,7 @@ class DecodeCore:
     def from_prefill(self, peer_name: str, message: FromPrefill, now: float) -> None:
         peer = self.peers.get(peer_name)
         if peer is None:
+            self.state.counters["word_of_a_lost_link"] += 1  # a former life, or one that does not fit
             return
         kind = message.WhichOneof("message")
         if kind == "accepted":
@@ -273,7 +274,7 @@ class DecodeCore:
         verified = transfer.handoff.verified_blocks
         attempt.prompt.computed = verified * block_size
         total = len(transfer.handoff.keys)
-        moved = transfer.handoff.outcomes["verified"]
+        moved = transfer.handoff.outcomes["kv_blocks_verified"]
         if moved or verified == total:
             self.state.counters["handoffs"] += 1
             message = HandedOff(

@@ -74,7 +74,8 @@ class HandOffs:
 
     def start(self, attempt: Attempt, keys: list[BlockKey], now: float) -> None:
         """Begin: blocks [attempt.prefix_blocks, len(keys)) are to come from a prefill worker."""
-        handoff = HandOff(keys, attempt.prefix_blocks, self._state.block_size)
+        handoff = HandOff(keys, attempt.prefix_blocks, self._state.block_size, self._state.counters)
+        self._state.counters["kv_blocks_wanted"] += len(keys) - attempt.prefix_blocks
         transfer = Transfer(attempt, handoff, list(attempt.submit.prefill), published=attempt.prefix_blocks)
         self._transfers[attempt.id] = transfer
         self._next_holder(transfer, "", now)
@@ -84,7 +85,7 @@ class HandOffs:
         transfer = self._transfers.pop(attempt.id, None)
         if transfer is None:
             return
-        transfer.closed = True
+        self._close(transfer, "abandoned")
         self._leave_holder(transfer, cancel=True)
         self._give_up_reads(transfer)
 
@@ -147,6 +148,7 @@ class HandOffs:
     def offered(self, offer: Offer, peer: Peer, now: float) -> None:
         transfer = self._current(offer.attempt, peer)
         if transfer is None:
+            self._state.counters["offer_late"] += 1  # its hand-off is over, or has another holder
             return
         transfer.progress_at = now
         marks = transfer.timeline
@@ -199,6 +201,7 @@ class HandOffs:
         done = isinstance(report, ReadDone)
         slot = self._state.staging.read_ended(report.id, bytes_wanted=done and transfer is not None)
         if transfer is None:
+            self._state.counters["read_late"] += 1  # it was given up before; its bytes stay in the slot
             self._post_reads(now)
             return
         marks = transfer.timeline
@@ -206,7 +209,6 @@ class HandOffs:
         if isinstance(report, ReadFailed) or slot is None:
             del self._reads[report.id]
             transfer.handoff.read_failed(report.id)
-            self._state.counters["read_failed"] += 1
             self._next_holder(transfer, "read failed", now)
             self._post_reads(now)
             return
@@ -224,22 +226,28 @@ class HandOffs:
         self._state.books.release(self._copying.pop(report.id), copy_owner(report.id))
         transfer = self._reads.pop(report.id, None)
         if transfer is None or transfer.closed:
+            self._state.counters["copy_late"] += 1
             self._post_reads(now)
             return
         transfer.timeline.verify += now
         transfer.progress_at = now
         verified, doubted = transfer.handoff.copy_done(report.id, report.digests)
-        self._state.counters["kv_blocks_verified"] += len(verified)
         self._state.counters["kv_bytes"] += len(verified) * self._state.facts.layout.block_bytes
         self._publish(transfer, {v.index: v.digest for v in verified})
         if doubted and transfer.peer is not None:
-            self._state.counters["digest_mismatch"] += len(doubted)
             refs = [BlockRef(block=b.block, generation=b.generation) for b in doubted]
             self._peers.send(transfer.peer, FromDecodePeer(recheck=Recheck(attempt=transfer.attempt.id, blocks=refs)))
         self._post_reads(now)
         self._settle(transfer, now)
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _close(self, transfer: Transfer, rest: str) -> None:
+        """The hand-off is over. Each block it wanted is verified, or in the `rest`, and so it is counted."""
+        transfer.closed = True
+        handoff, counters = transfer.handoff, self._state.counters
+        counters[f"kv_blocks_{rest}"] += len(handoff.keys) - handoff.verified_blocks
+        counters["kv_blocks_behind_a_gap"] += handoff.behind_a_gap
 
     def _of(self, peer: Peer) -> list[Transfer]:
         return [t for t in self._transfers.values() if t.peer is peer]
@@ -280,7 +288,7 @@ class HandOffs:
             return
         if refused and not transfer.accepted and transfer.handoff.verified_blocks == transfer.handoff.first:
             del self._transfers[transfer.attempt.id]
-            transfer.closed = True
+            self._close(transfer, "refused")
             self._on.no_prefill(transfer.attempt, "; ".join(transfer.refusals), now)
             return
         self._settle(transfer, now)
@@ -333,7 +341,6 @@ class HandOffs:
         if self._reads.pop(read_id, None) is not None:
             transfer.handoff.give_up(read_id)
             self._state.staging.give_up(read_id)
-            self._state.counters["read_given_up"] += 1
 
     def _post_reads(self, now: float) -> None:
         """Post every read there is a slot for, oldest hand-off first."""
@@ -375,7 +382,7 @@ class HandOffs:
         if not finished and not stranded:
             return
         del self._transfers[transfer.attempt.id]
-        transfer.closed = True
+        self._close(transfer, "recomputed")
         if transfer.peer is not None:
             taken = Taken(attempt=transfer.attempt.id, until_position=len(transfer.attempt.prompt_ids), all=True)
             self._peers.send(transfer.peer, FromDecodePeer(taken=taken))

@@ -152,6 +152,10 @@ class BlockBooks:
     def is_published(self, block: int) -> bool:
         return block in self._published
 
+    def is_kept(self, block: int, generation: int) -> bool:
+        """Whether the block is in the life of this generation, and owned or cached: its bytes mean something."""
+        return self._generation[block] == generation and (bool(self._owners[block]) or block in self._cached)
+
     def keys(self) -> list[BlockKey]:
         """Every key in the prefix index."""
         return list(self._index)

@@ -5,7 +5,8 @@ Every full block of the prompt is in one state; this table is the whole life of 
     MISSING --read--> READING --copy--> COPYING --verified--> VERIFIED
        ^                |  |                |
        +----failed------+  +---give_up---+  +--mismatch--> MISSING
-Verified positions only grow. An illegal move raises IntegrityError and changes nothing.
+Verified positions only grow. An illegal move raises IntegrityError and changes nothing. Whatever goes wrong is counted
+under a name of its own (docs/faults.md), here and in the counters of the worker.
 """
 
 from collections import Counter
@@ -50,8 +51,13 @@ class Verified:
 class HandOff:
     """The blocks of one prompt, from the first one this worker lacks to the last full one."""
 
-    def __init__(self, keys: Sequence[BlockKey], first: int, block_size: int) -> None:
-        """`keys`: of every full block of the prompt, derived here; blocks before `first` are here already."""
+    def __init__(
+        self, keys: Sequence[BlockKey], first: int, block_size: int, totals: Counter[str] | None = None
+    ) -> None:
+        """`keys`: of every full block of the prompt, derived here; blocks before `first` are here already.
+
+        `totals`: the worker's counters, to which this hand-off's outcomes are added as they happen.
+        """
         self.keys = list(keys)
         self.first = first
         self._block_size = block_size
@@ -60,7 +66,9 @@ class HandOff:
         self._doubted: set[int] = set()  # a mismatch was seen; wait for the holder's word
         self._mismatches: Counter[int] = Counter()
         self._reads: dict[int, list[int]] = {}
+        self._end_of_offers = 0  # of the present holder: the index behind the last block it has offered
         self.outcomes: Counter[str] = Counter()
+        self._totals = totals if totals is not None else Counter()
 
     # -- questions ------------------------------------------------------------------------------------------------
 
@@ -75,6 +83,11 @@ class HandOff:
             if state is not State.VERIFIED:
                 return index
         return len(self._state)
+
+    @property
+    def behind_a_gap(self) -> int:
+        """Verified blocks that are of no use as long as one before them is missing."""
+        return self._state[self.verified_blocks :].count(State.VERIFIED)
 
     @property
     def reads(self) -> list[int]:
@@ -93,19 +106,26 @@ class HandOff:
         """
         start, rest = divmod(first_position, self._block_size)
         if rest or start < 0 or start + len(blocks) > len(self.keys):
-            self.outcomes["offer_out_of_range"] += 1
+            self._count("offer_out_of_range")
             return False
         for index, block in enumerate(blocks, start):
             if block.block < 0:
-                self.outcomes["offer_out_of_range"] += 1
+                self._count("offer_out_of_range")
                 return False
             if block.key != self.keys[index]:
-                self.outcomes["offer_wrong_key"] += 1
+                self._count("offer_wrong_key")
                 return False
+        repeated = 0
         for index, block in enumerate(blocks, start):
+            repeated += index in self._offered or self._state[index] is not State.MISSING
             if self._state[index] is State.MISSING:
                 self._offered[index] = block
                 self._doubted.discard(index)
+        if repeated:
+            self._count("offer_repeated", repeated)
+        if start < self._end_of_offers and repeated < len(blocks):
+            self._count("offer_out_of_order")
+        self._end_of_offers = max(self._end_of_offers, start + len(blocks))
         return True
 
     def next_range(self, limit: int) -> list[tuple[int, OfferedBlock]]:
@@ -132,12 +152,12 @@ class HandOff:
     def read_failed(self, read_id: int) -> None:
         """The read ended without bytes: its blocks are missing, and wanted again from this holder at most once more."""
         self._missing_again(read_id, "failed")
-        self.outcomes["read_failed"] += 1
+        self._count("read_failed")
 
     def give_up(self, read_id: int) -> None:
         """Stop waiting for a read. Always safe: it ends in staging."""
         self._missing_again(read_id, "give_up")
-        self.outcomes["read_given_up"] += 1
+        self._count("read_given_up")
 
     def copy_done(self, read_id: int, digests: Sequence[bytes]) -> tuple[list[Verified], list[OfferedBlock]]:
         """Judge the copies by the offered digests. Returns (verified, doubted blocks to recheck with the holder)."""
@@ -146,11 +166,11 @@ class HandOff:
             offered = self._offered[index]
             if digest == offered.digest:
                 self._move([index], "verified")
-                self.outcomes["verified"] += 1
+                self._count("kv_blocks_verified")
                 verified.append(Verified(index, self.keys[index], digest))
             else:
                 self._move([index], "mismatch")
-                self.outcomes["digest_mismatch"] += 1
+                self._count("digest_mismatch")
                 self._mismatches[index] += 1
                 self._doubted.add(index)
                 doubted.append(offered)
@@ -164,10 +184,10 @@ class HandOff:
                 continue
             self._doubted.discard(index)
             if current and self._mismatches[index] <= REREADS:
-                self.outcomes["reread"] += 1
+                self._count("kv_blocks_reread")
                 return True
             del self._offered[index]
-            self.outcomes["corrupt" if current else "stale"] += 1
+            self._count("kv_blocks_corrupt" if current else "kv_blocks_stale")
             return False
         return True
 
@@ -177,7 +197,12 @@ class HandOff:
         self._offered = {i: offer for i, offer in self._offered.items() if i in copying}
         self._doubted.clear()
         self._mismatches.clear()
+        self._end_of_offers = 0
         return [read for read, indexes in self._reads.items() if self._state[indexes[0]] is State.READING]
+
+    def _count(self, outcome: str, times: int = 1) -> None:
+        self.outcomes[outcome] += times
+        self._totals[outcome] += times
 
     def _missing_again(self, read_id: int, event: str) -> None:
         indexes = self._reads[read_id]

@@ -312,11 +312,13 @@ class PrefillCore:
             current = 0 <= ref.block < self.books.num_blocks
             if current:
                 digest = next(found)
-                current = self.books.generation(ref.block) == ref.generation
+                current = self.books.is_kept(ref.block, ref.generation)
                 if current and self.books.is_published(ref.block) and self.books.digest_of(ref.block) != digest:
                     self.counters["block_corrupt"] += 1
                     self.books.withdraw(ref.block)
                     current = False
+                else:
+                    self.counters["block_vouched_for" if current else "block_stale"] += 1
             answers.append(RecheckedBlock(block=ref.block, generation=ref.generation, current=current))
         self._send(link, FromPrefill(recheck=RecheckResult(attempt=recheck.attempt, blocks=answers)))
 

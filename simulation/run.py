@@ -8,7 +8,7 @@
 
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cluster.core.errors import IntegrityError
@@ -28,7 +28,8 @@ PROOF_S = 20.0
 QUIET_S = 2.0
 LONGEST_S = 600.0
 SLOWEST_READ_S = 8.0
-ODDITIES = ("jobs_invalid", "refused_for_good", "handoff_left: offered other content")
+RANGE_ENDS = ("recomputed", "refused", "abandoned")
+ODDITIES = ("jobs_invalid", "refused_for_good", "handoff_left: offered other content", "offer_out_of_order")
 
 
 @dataclass(slots=True)
@@ -113,6 +114,7 @@ class Simulation:
             for oddity in ODDITIES:
                 if life.core.status().counters.get(oddity, 0):
                     raise Violation(f"I5: {life.name} counts {oddity!r}, though nobody here lies")
+            self._every_range_has_ended(life.name, life.core.status().counters)
             if life.engine.wire.serving:
                 raise Violation(f"I2: the engine of {life.name} polls for readers that are not there")
         for router in self.cluster.routers.values():
@@ -121,6 +123,13 @@ class Simulation:
             if used:
                 raise Violation(f"I2: {router.name} still holds {used}")
         self._judge(list(self.load.clients))
+
+    @staticmethod
+    def _every_range_has_ended(name: str, counters: Mapping[str, int]) -> None:
+        """A block that was to come over is verified, recomputed, refused or abandoned, and counted as one of these."""
+        of = {end: counters.get(f"kv_blocks_{end}", 0) for end in ("wanted", "verified", "behind_a_gap", *RANGE_ENDS)}
+        if of["wanted"] != of["verified"] - of["behind_a_gap"] + sum(of[end] for end in RANGE_ENDS):
+            raise Violation(f"I2: blocks of {name} that were to come over have not ended once each: {of}")
 
     def _nothing_in_use(self, excused: Callable[[Wire], int]) -> None:
         """Every gauge of every worker is 0, but for slots set aside for reads that have a reason not to have ended."""

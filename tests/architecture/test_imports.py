@@ -89,6 +89,28 @@ def test_servers_never_load_torch_or_ray(package: str) -> None:
     assert done.stdout.split() == []
 
 
+def test_the_engine_does_not_negotiate() -> None:
+    """A plan is decided by one server and obeyed: no collective whose participants could disagree (FAULTS F09)."""
+    names = ("torch.distributed", "mpi4py", "torch.multiprocessing")
+    wrong = [f"{s.path}:{line} {m}" for s in product() for m, line in s.imports() if _inside(m, names)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", SERVERS)
+def test_servers_know_neither_the_store_nor_the_controller(package: str) -> None:
+    """What stores and reconciles counts can be away without a stream noticing: there is nothing to ask (FAULTS F05)."""
+    shared = ("cluster.store", "cluster.redis_store", "cluster.controller", "cluster.reconcile")
+    by_module = {source.module: source for source in product()}
+    todo, seen = [source.module for source in product() if top(source.module) == package], set[str]()
+    while todo:
+        source = by_module.get(todo.pop())
+        if source is not None and source.module not in seen:
+            seen.add(source.module)
+            todo += [module for module, _ in source.imports()]
+    assert "cluster.program" in seen, "the walk goes through what a program is made of"
+    assert not seen & set(shared)
+
+
 def test_supervisors_and_the_command_line_load_nothing_heavy() -> None:
     script = (
         "import sys\n"

@@ -211,12 +211,12 @@ async def ask_through(running: Stack, address: WorkerAddress) -> list[int]:
 
 NOTICED = {
     "silence": "handoff_left: no offer in time",
-    "wrong keys": "handoff_left: offered other content",
+    "wrong keys": "offer_wrong_key",
     "wrong digests": "digest_mismatch",
     "vouching": "digest_mismatch",
     "blocks of no pool": "read_failed",
     "blocks just behind the pool": "read_failed",
-    "negative blocks": "handoff_left: offered other content",
+    "negative blocks": "offer_out_of_range",
     "a first token beyond the vocabulary": "handoff_left: sent other first tokens",
 }
 """Scripts and the counter that shows how far they got."""

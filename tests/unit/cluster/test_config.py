@@ -45,6 +45,7 @@ def test_dump_and_parse_are_inverse() -> None:
         ("pools.decode.replicas=-1", ["pools.decode.replicas", "-1", "greater than or equal to 0"]),
         ("router.http_port=99999", ["router.http_port", "99999", "65535"]),
         ("engine=3", ["engine", "3"]),
+        ("engine.tensor_parallel=2", ["'engine.tensor_parallel'", "known keys here are"]),  # one rank (FAULTS C08, F09)
         ("name=Not Good", ["name", "Not Good", "pattern"]),
         ("host=0.0.0.0", ["host", "0.0.0.0", "advertise"]),
         ("router.grpc_port=8000", ["router.grpc_port", "8000", "router.http_port"]),

@@ -55,6 +55,19 @@ def test_a_late_report_about_a_former_life_is_ignored() -> None:
     assert books.match([key(1)]) == []
 
 
+def test_bytes_mean_something_only_in_the_life_they_were_written_in() -> None:
+    """A second block of a key is never published: let go, it is free at once, and its generation stays as it was."""
+    books = BlockBooks(2)
+    first, second = books.allocate(2, "a") or []
+    books.publish(first, 1, key(1), b"d")
+    books.release([first, second], "a")
+    assert books.is_kept(first, 1), "cached"
+    assert not books.is_kept(second, 1), "free, although nobody has written into it yet"
+    books.share([first], "b")
+    assert books.is_kept(first, 1)
+    assert not books.is_kept(first, 2)
+
+
 def test_the_first_publisher_of_a_key_wins() -> None:
     books = BlockBooks(2)
     first, second = books.allocate(2, "a") or []

@@ -39,7 +39,7 @@ def test_blocks_become_usable_in_order_of_their_proof() -> None:
     assert h.offer(2 * B, [offered(2), offered(3)])
     move(h, 2, [1, 2, 3])
     assert h.complete
-    assert h.outcomes == {"verified": 4}
+    assert h.outcomes == {"kv_blocks_verified": 4}
 
 
 def test_a_range_is_a_run_of_neighbours_from_what_is_wanted() -> None:
@@ -98,11 +98,11 @@ def test_wrong_twice_is_corruption_and_stale_is_stale() -> None:
     assert h.rechecked(100, 1, current=True)
     move(h, 2, [0], [b"wrong"])
     assert not h.rechecked(100, 1, current=True)
-    assert h.outcomes["corrupt"] == 1
+    assert h.outcomes["kv_blocks_corrupt"] == 1
     h.offer(0, [offered(0)])
     move(h, 3, [0], [b"wrong"])
     assert not h.rechecked(100, 1, current=False)
-    assert h.outcomes["stale"] == 1
+    assert h.outcomes["kv_blocks_stale"] == 1
     assert not h.next_range(8)
 
 
