@@ -8,8 +8,8 @@ from cluster.core.errors import InvalidRequest, RequestFailed, Unavailable
 from cluster.stubs import session_pb2 as pb
 from router.effects import StreamClosed
 from router.queue import SCAN
-from tests.unit.router_core.fakes import Faults, expected, request
-from tests.unit.router_core.world import cancels, failure, said, states, submits, world
+from tests.unit.router_core.fakes import FakeWorker, Faults, expected, request
+from tests.unit.router_core.world import World, cancels, failure, said, states, submits, world
 
 
 def test_a_lost_watch_event_opens_the_watch_again_and_disturbs_no_attempt() -> None:
@@ -116,6 +116,25 @@ def test_a_worker_that_says_it_is_lost_is_believed() -> None:
     assert client.trace.decode_worker != victim.name
 
 
+def test_a_worker_speaks_of_its_own_attempts_only() -> None:
+    made = world(decode=2)
+    client = made.ask(request("r", max_tokens=9))
+    stranger = next(w for w in made.workers.values() if w.role == "decode" and not submits(w))
+    run = pb.TokenRun(attempt="r.1", index=0, offset=0, ids=[999], end="eos")
+    for message in (
+        pb.FromDecode(tokens=pb.Tokens(runs=[run])),
+        pb.FromDecode(failed=pb.AttemptFailed(attempt="r.1", reason="not mine", invalid=True)),
+        pb.FromDecode(preempted=pb.Preempted(attempt="r.1")),
+    ):
+        said(made, stranger.name, message)
+    assert made.core.counters() == {"late_messages": 3}
+    assert not client.outcomes
+    made.run()
+    assert client.outcomes == [None]
+    assert client.ids[0] == expected(client.request, 0)
+    assert client.trace.attempts == 1
+
+
 def test_clients_errors_never_count_against_a_worker() -> None:
     made = world(decode=2)
     for number in range(20):
@@ -129,6 +148,22 @@ def test_clients_errors_never_count_against_a_worker() -> None:
     for number in range(10):
         made.ask(request(f"good{number}", max_tokens=20))
     assert min(len(submits(made.workers[f"d{i}:1"])) for i in range(2)) >= 5
+
+
+def test_what_a_worker_does_not_know_goes_on_at_another() -> None:
+    """Not its fault, so it is as good as any for other requests; but this one was lost there."""
+    workers = [FakeWorker("p0", "prefill"), *(FakeWorker(f"d{i}", "decode", epoch=10 + i) for i in range(2))]
+    made = World(workers)
+    made.connect()
+    for number in range(8):
+        made.ask(request(f"r{number}"))
+        first = next(w for w in made.workers.values() if f"r{number}.1" in w.works)
+        first.works.clear()
+        said(made, first.name, pb.FromDecode(unknown=pb.UnknownAttempt(attempt=f"r{number}.1")))
+        (second,) = [w for w in made.workers.values() if f"r{number}.2" in w.works]
+        assert second is not first
+        made.run()
+    assert all(client.outcomes == [None] for client in made.clients.values())
 
 
 def test_a_failing_worker_is_tried_less_and_comes_back() -> None:
