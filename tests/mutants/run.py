@@ -20,7 +20,7 @@ from cluster.core.clock import SystemClock
 from tests.architecture.source import PACKAGES, ROOT
 from tests.mutants.mutant import Mutant
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 TESTS_FAILED = 1  # pytest's exit code; 2 and above: interrupted, wrong usage, nothing collected
 OPTIONS = ("-x", "-rf", "--tb=no", "--no-header", "--color=no", "-p", "no:cacheprovider", "--hypothesis-seed=0")
 NOT_A_FAULT = ("NameError", "SyntaxError", "ImportError", "ModuleNotFoundError", "UnboundLocalError")
@@ -40,7 +40,7 @@ class Outcome:
     def line(self) -> str:
         """One row of the table."""
         test = self.mutant.test.rpartition("/")[2]
-        row = f"{self.verdict:8} {self.seconds:5.1f} s  {self.mutant.name:58}  {test}"
+        row = f"{self.verdict:8} {self.seconds:5.1f} s  {self.mutant.name:72}  {test}"
         return row if self.verdict == "red" else f"{row}\n{' ' * 18}{self.why}"
 
 

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,12 @@ from tests.mutants.run import Copy, judge, run_all
 LEAST = 25
 
 
+@lru_cache
+def tests_in(file: str) -> set[str]:
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_its_line_is_there_once_and_its_test_exists(mutant: Mutant) -> None:
     text = (ROOT / mutant.file).read_text(encoding="utf-8")
@@ -23,8 +30,7 @@ def test_its_line_is_there_once_and_its_test_exists(mutant: Mutant) -> None:
     assert changed != text
     ast.parse(changed)
     file, _, name = mutant.test.partition("[")[0].partition("::")
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert name in tests_in(file)
 
 
 def test_there_are_enough_and_each_has_its_name() -> None:

@@ -61,13 +61,6 @@ MUTANTS = (
         f"{PREFIX}::test_a_tenants_prefix_is_no_hit_for_another[split]",
     ),
     Mutant(
-        "match the whole prompt, leaving nothing to draw from",
-        "decode_worker/admission.py",
-        "usable = chain.extend(attempt.prompt_ids)[: (len(attempt.prompt_ids) - 1) // size]",
-        "usable = chain.extend(attempt.prompt_ids)[: len(attempt.prompt_ids) // size]",
-        f"{MATRIX}::test_every_cached_prefix[80-D]",
-    ),
-    Mutant(
         "let newcomers pass those who wait for room",
         "decode_worker/admission.py",
         "overtakes = any(w.arrival < attempt.arrival for w in waiting)",
