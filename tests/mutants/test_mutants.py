@@ -17,7 +17,7 @@ LEAST = 25
 
 
 @lru_cache
-def tests_in(file: str) -> set[str]:
+def names_of_tests(file: str) -> set[str]:
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
@@ -30,7 +30,7 @@ def test_its_line_is_there_once_and_its_test_exists(mutant: Mutant) -> None:
     assert changed != text
     ast.parse(changed)
     file, _, name = mutant.test.partition("[")[0].partition("::")
-    assert name in tests_in(file)
+    assert name in names_of_tests(file)
 
 
 def test_there_are_enough_and_each_has_its_name() -> None:
