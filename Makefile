@@ -5,7 +5,7 @@ PIP_ARGS ?=
 STAMP := .venv/.installed
 PROTOS := common session link watch inference
 
-.PHONY: run test check bench verify proto lock clean help
+.PHONY: run test check bench verify mutants proto lock clean help
 
 help:
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -26,6 +26,9 @@ bench: $(STAMP) ## the benchmarks; tables go to benchmarks/results/
 
 verify: $(STAMP) ## the long tests; their summary goes to docs/verify/
 	$(BIN)/python -m pytest -m verify --record docs/verify $(ARGS)
+
+mutants: $(STAMP) ## one-line faults in a copy of the product; each must turn its test red
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 proto: $(STAMP) ## generate cluster/stubs from proto/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Icluster/stubs=proto --python_out=. --grpc_python_out=. \

@@ -3,9 +3,13 @@
 import asyncio
 import threading
 
+import pytest
+
 from cluster.core.clock import ManualClock
+from cluster.core.digest import digest_block
 from engine.channel import memory_pair
-from engine.messages import Init, Ready, Shutdown, Step, StepDone
+from engine.messages import Copy, CopyDone, Init, Ready, Shutdown, Step, StepDone
+from engine.pool import HostMemory
 from engine.process import Engine
 from engine.wire import Transport
 from kv_transfer.transports.inprocess import InProcessNetwork, InProcessTransport
@@ -52,3 +56,28 @@ async def test_an_engine_stuck_in_a_step_is_abandoned() -> None:
     stuck.set()
     async with asyncio.timeout(TIMEOUT_S):
         assert await leaving == 0
+
+
+async def test_the_digest_is_of_the_copy_whatever_lands_in_the_slot_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that was given up may still write into its slot: what it writes after the copy is nobody's proof."""
+    copied: list[bytes] = []
+    real = HostMemory.copy_in
+
+    def copy_in(memory: HostMemory, slot: int, blocks: list[int]) -> None:
+        memory.staging[slot] = 7
+        real(memory, slot, blocks)
+        copied.extend(digest_block(memory.pool[block], memory.layout.kv_heads) for block in blocks)
+        memory.staging[slot] = 9
+
+    monkeypatch.setattr(HostMemory, "copy_in", copy_in)
+    channel, port = memory_pair()
+    engine = Engine(port, make_transport, ManualClock(), never)
+    leaving = asyncio.create_task(asyncio.to_thread(engine.serve))
+    channel.send(Init("me", SPEC, 4, 8, 1, 4096, 1, True, "inprocess", {}))
+    channel.send(Copy(3, 0, [5, 2]))
+    channel.send(Shutdown())
+    async with asyncio.timeout(TIMEOUT_S):
+        reports = [report async for report in channel]
+        assert await leaving == 0
+    assert len(copied) == 2
+    assert reports[1:] == [CopyDone(3, copied, 0.0)]

@@ -123,15 +123,16 @@ def test_logprobs_are_those_of_the_raw_distribution() -> None:
     logits = random_logits(1, 300)[0]
     exact = logits.astype(np.float64)
     exact -= np.log(np.exp(exact - exact.max()).sum()) + exact.max()
-    how = spec(seed=3, temperature=0.3, top_p=0.5, logprobs=5)
+    how = spec(seed=4, temperature=3.0, top_p=0.9, logprobs=5)
     (drawn,) = sample_row(logits, [how], 7)
+    assert drawn.token != logits.argmax(), "draw another: its logprob would be that of the likeliest anyway"
     assert drawn.logprob == pytest.approx(exact[drawn.token], abs=1e-5)
     best = np.argsort(-exact)[:5].tolist()
     assert [token for token, _ in drawn.top] == best
     assert [value for _, value in drawn.top] == pytest.approx(exact[best], abs=1e-5)
-    (bare,) = sample_row(logits, [spec(seed=3, temperature=0.3, top_p=0.5, logprobs=0)], 7)
+    (bare,) = sample_row(logits, [spec(seed=4, temperature=3.0, top_p=0.9, logprobs=0)], 7)
     assert bare == Sampled(drawn.token, drawn.logprob, [])
-    (none,) = sample_row(logits, [spec(seed=3, temperature=0.3, top_p=0.5)], 7)
+    (none,) = sample_row(logits, [spec(seed=4, temperature=3.0, top_p=0.9)], 7)
     assert none == Sampled(drawn.token, None, [])
 
 

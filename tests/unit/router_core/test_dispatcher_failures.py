@@ -9,7 +9,7 @@ from cluster.stubs import session_pb2 as pb
 from router.effects import StreamClosed
 from router.queue import SCAN
 from tests.unit.router_core.fakes import FakeWorker, Faults, expected, request
-from tests.unit.router_core.world import Client, World, cancels, failure, said, states, submits, world
+from tests.unit.router_core.world import World, cancels, failure, said, states, submits, world
 
 
 def test_a_lost_watch_event_opens_the_watch_again_and_disturbs_no_attempt() -> None:
@@ -91,106 +91,6 @@ def test_another_epoch_on_the_same_address_is_another_peer() -> None:
     assert numbers == [1, 2]
 
 
-def broken_off() -> tuple[World, FakeWorker, Client]:
-    """A request whose session breaks after some tokens, some of which are lost on the way."""
-    made = world(decode=2)
-    client = made.ask(request("r", (10, 20, 8), max_tokens=40))
-    victim = next(w for w in made.workers.values() if submits(w))
-    made.deliver()
-    victim.step()
-    made.deliver()
-    victim.step()
-    made.hang_up(victim.address)
-    assert client.ids[0]
-    return made, victim, client
-
-
-def test_a_broken_session_goes_on_where_it_was() -> None:
-    made, victim, client = broken_off()
-    assert states(made)[victim.address] == "connecting"
-    known = len(client.ids[0])
-    victim.step()
-    made.connect()
-    (resumed,) = victim.received[-1].hello.attempts
-    assert (resumed.attempt, list(resumed.next_offsets)) == ("r.1", [known])
-    made.run()
-    assert client.outcomes == [None]
-    assert client.ids[0] == expected(client.request, 0)
-    assert (client.trace.attempts, client.trace.decode_worker) == (1, victim.name)
-    assert made.core.counters()["sessions_broken"] == 1
-    assert made.idle()
-
-
-def test_what_was_cancelled_or_stopped_while_the_session_was_broken_is_said_in_the_next_hello() -> None:
-    made, victim, client = broken_off()
-    other = made.ask(request("s"))
-    made.cancel("r")
-    made.connect()
-    assert not victim.works
-    assert not victim.received[-1].hello.attempts
-    made.run()
-    assert other.outcomes == [None]
-    assert not client.outcomes
-    assert made.idle()
-
-
-def test_an_attempt_that_the_worker_does_not_know_any_more_fails_over() -> None:
-    made, victim, client = broken_off()
-    victim.works.clear()
-    made.connect()
-    made.run()
-    assert client.outcomes == [None]
-    assert client.ids[0] == expected(client.request, 0)
-    assert client.trace.attempts == 2
-    assert made.idle()
-
-
-def test_a_submit_that_was_lost_with_its_session_is_sent_again_and_nothing_has_failed() -> None:
-    made = world()
-    client = made.ask(request("r"))
-    worker = made.workers["d0:1"]
-    worker.works.clear()
-    made.hang_up("d0:1")
-    made.connect()
-    made.run()
-    assert client.outcomes == [None]
-    counters = made.core.counters()
-    assert counters["attempts_lost_on_the_way"] == 1
-    assert "attempts_failed" not in counters
-
-
-def test_a_session_that_does_not_come_back_is_given_up_while_the_watch_goes_on() -> None:
-    made, victim, client = broken_off()
-    made.advance(2.0, connect=False)
-    assert not made.core.counters().get("attempts_failed")
-    made.advance(1.0, connect=False)
-    assert made.core.counters()["attempts_failed"] == 1
-    made.run()
-    assert client.trace.decode_worker != victim.name
-    assert client.ids[0] == expected(client.request, 0)
-
-
-def test_a_worker_whose_address_refuses_connections_is_lost_at_once() -> None:
-    made, victim, client = broken_off()
-    victim.up = False
-    made.connect()
-    assert not made.core.counters().get("attempts_failed"), "its watch is still up"
-    made.close_watch(victim.address)
-    made.connect()
-    assert made.core.counters()["attempts_failed"] == 1
-    made.run()
-    assert client.ids[0] == expected(client.request, 0)
-
-
-def test_a_worker_that_neither_answers_nor_refuses_is_lost_after_a_second() -> None:
-    made, victim, _client = broken_off()
-    made.close_watch(victim.address)
-    made.advance(0.8, connect=False)
-    assert not made.core.counters().get("attempts_failed")
-    made.advance(0.4, connect=False)
-    assert made.core.counters()["attempts_failed"] == 1
-
-
 def test_a_worker_that_says_it_is_lost_is_believed() -> None:
     made = world(decode=2)
     client = made.ask(request("r", max_tokens=9))
@@ -199,6 +99,25 @@ def test_a_worker_that_says_it_is_lost_is_believed() -> None:
     assert states(made)[victim.address] == "lost"
     made.run()
     assert client.trace.decode_worker != victim.name
+
+
+def test_a_worker_speaks_of_its_own_attempts_only() -> None:
+    made = world(decode=2)
+    client = made.ask(request("r", max_tokens=9))
+    stranger = next(w for w in made.workers.values() if w.role == "decode" and not submits(w))
+    run = pb.TokenRun(attempt="r.1", index=0, offset=0, ids=[999], end="eos")
+    for message in (
+        pb.FromDecode(tokens=pb.Tokens(runs=[run])),
+        pb.FromDecode(failed=pb.AttemptFailed(attempt="r.1", reason="not mine", invalid=True)),
+        pb.FromDecode(preempted=pb.Preempted(attempt="r.1")),
+    ):
+        said(made, stranger.name, message)
+    assert made.core.counters() == {"late_messages": 3}
+    assert not client.outcomes
+    made.run()
+    assert client.outcomes == [None]
+    assert client.ids[0] == expected(client.request, 0)
+    assert client.trace.attempts == 1
 
 
 def test_clients_errors_never_count_against_a_worker() -> None:
@@ -214,6 +133,23 @@ def test_clients_errors_never_count_against_a_worker() -> None:
     for number in range(10):
         made.ask(request(f"good{number}", max_tokens=20))
     assert min(len(submits(made.workers[f"d{i}:1"])) for i in range(2)) >= 5
+
+
+def test_what_a_worker_does_not_know_goes_on_at_another() -> None:
+    """Not its fault, so it is as good as any for other requests; but this one was lost there."""
+    workers = [FakeWorker("p0", "prefill"), *(FakeWorker(f"d{i}", "decode", epoch=10 + i) for i in range(2))]
+    made = World(workers)
+    made.connect()
+    for number in range(8):
+        made.ask(request(f"r{number}"))
+        first = next(w for w in made.workers.values() if f"r{number}.1" in w.works)
+        made.deliver()  # it had begun
+        first.works.clear()
+        said(made, first.name, pb.FromDecode(unknown=pb.UnknownAttempt(attempt=f"r{number}.1")))
+        (second,) = [w for w in made.workers.values() if f"r{number}.2" in w.works]
+        assert second is not first
+        made.run()
+    assert all(client.outcomes == [None] for client in made.clients.values())
 
 
 def test_a_failing_worker_is_tried_less_and_comes_back() -> None:

@@ -263,7 +263,7 @@ def test_messages_of_strangers_and_of_the_past_are_ignored(world: World) -> None
     run_until(world, "prefill-0>decode-0", 1)
     core.from_prefill(agent_name("prefill-0", 1), refused, 0.0)
     core.from_prefill(agent_name("prefill-1", 1), FromPrefill(refused=JobRefused(attempt=attempt)), 0.0)
-    finish(world, attempt)
+    assert finish(world, attempt).prefill_on == ["prefill-0"]
 
 
 def test_a_router_cannot_touch_the_attempts_of_another(world: World) -> None:

@@ -8,7 +8,7 @@ import pytest
 from cluster.core.config import ClusterConfig
 from cluster.stubs.common_pb2 import Sampling
 from cluster.stubs.session_pb2 import SampleState
-from engine.messages import SampleSpec, TracerModel
+from engine.messages import Row, SampleSpec, Step, StepDone, TracerModel
 from engine.model.tracer import reference_tokens
 from tests.fakes.world import World
 
@@ -110,6 +110,7 @@ def test_going_on_from_history(split: bool, length: int, emitted: int, n: int) -
     world.run(check=True)
     answer = world.answers[attempt]
     assert [list(h.emitted) + answer.tokens[i] for i, h in enumerate(histories)] == whole
+    assert answer.starts == {i: len(h.emitted) for i, h in enumerate(histories)}
     world.tick(6)
     world.assert_quiet()
 
@@ -140,6 +141,33 @@ def test_preempted_streams_go_on_elsewhere_with_the_same_tokens() -> None:
     assert preempted > 0
     assert sorted(finished) == sorted(p + expected(p, 60) for p in prompts)
     world.tick(6)
+    world.assert_quiet()
+
+
+@pytest.mark.parametrize("length", [4 * B, 4 * B + 1])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_complete_prompt_whose_first_token_never_came(n: int, length: int) -> None:
+    """The last position is run again for its logits; a published block is not written a second time (DESIGN §4.9)."""
+    world = World(config(), seed=length)
+    core, engine = world.decode["decode-0"], world.engines["decode-0"]
+    core.handoffs.first = lambda message, peer, now: None  # type: ignore[method-assign]
+    real, rows = engine.stepper.run, list[Row]()
+
+    def run(step: Step) -> StepDone:
+        rows.extend(step.rows)
+        return real(step)
+
+    engine.stepper.run = run  # type: ignore[method-assign]
+    ids = prompt(length)
+    attempt = world.submit(ids, 20, n=n, sampling=SEEDED, ignore_eos=True)
+    world.run(check=True)
+    answer = world.answers[attempt]
+    assert answer.handed_off.transferred_tokens == 4 * B
+    assert {i: answer.tokens[i] for i in range(n)} == {i: expected(ids, 20, SEEDED, i) for i in range(n)}
+    first = rows[0]
+    assert (first.start, first.write, len(first.samples)) == (length - 1, length % B > 0, n)
+    world.tick(6)
+    world.run()
     world.assert_quiet()
 
 

@@ -1,0 +1,140 @@
+"""Mutants of the engine: block books, prefix, sequences, scheduler, batcher, sampler, noise, stepper, process."""
+
+from tests.mutants.mutant import Mutant
+
+BLOCKS = "tests/unit/engine/test_blocks.py"
+SCHEDULER = "tests/unit/engine/test_scheduler.py"
+SAMPLER = "tests/unit/engine_process/test_sampler.py"
+MATRIX = "tests/unit/workers/test_tracer_matrix.py"
+
+MUTANTS = (
+    Mutant(
+        "free a block before the plan came back",
+        "engine/blocks.py",
+        "elif self._sent > self._back:",
+        "elif self._sent < self._back:",
+        f"{BLOCKS}::test_a_block_freed_in_mid_plan_waits_for_the_plan",
+    ),
+    Mutant(
+        "evict a cached block that a plan in flight may read",
+        "engine/blocks.py",
+        "if plan <= self._back:",
+        "if plan <= self._sent:",
+        f"{BLOCKS}::test_a_cached_block_freed_in_mid_plan_is_matched_but_not_evicted_before_the_plan_is_back",
+    ),
+    Mutant(
+        "believe a report about a block's former life",
+        "engine/blocks.py",
+        "if self._generation[block] != generation or not self._owners[block]:",
+        "if not self._owners[block]:",
+        f"{BLOCKS}::test_a_late_report_about_a_former_life_is_ignored",
+    ),
+    Mutant(
+        "let the last publisher of a key win",
+        "engine/blocks.py",
+        "if key in self._index or block in self._published:",
+        "if block in self._published:",
+        f"{BLOCKS}::test_the_first_publisher_of_a_key_wins",
+    ),
+    Mutant(
+        "evict the head of a chain first",
+        "engine/blocks.py",
+        "for block in reversed(blocks):",
+        "for block in blocks:",
+        f"{BLOCKS}::test_eviction_takes_the_tail_of_the_oldest_chain_first",
+    ),
+    Mutant(
+        "use prefix hits without digesting them again",
+        "engine/prefix.py",
+        "while right < hits and books.is_published(blocks[right])"
+        " and digests[right] == books.digest_of(blocks[right]):",
+        "while right < hits and books.is_published(blocks[right]):",
+        "tests/unit/workers/test_faults.py::test_a_prefix_block_that_rots_is_noticed_before_use",
+    ),
+    Mutant(
+        "off by one: no block for the last positions",
+        "engine/sequence.py",
+        "missing = -(-positions // block_size) - len(self.blocks)",
+        "missing = positions // block_size - len(self.blocks)",
+        f"{MATRIX}::test_every_length_and_chunk[local-17-64-greedy]",
+    ),
+    Mutant(
+        "let every stream into one step",
+        "engine/scheduler.py",
+        "chosen = [(s, 1) for s in decoding[: budget.max_batch]]",
+        "chosen = [(s, 1) for s in decoding]",
+        f"{SCHEDULER}::test_more_streams_than_the_batch_takes_turn_about",
+    ),
+    Mutant(
+        "let readers take the whole step from streams",
+        "engine/scheduler.py",
+        "left = min(left, max(1, int(budget.chunk_tokens * budget.local_share)))",
+        "left = max(left, int(budget.chunk_tokens * budget.local_share))",
+        f"{SCHEDULER}::test_readers_beside_streams_get_at_most_the_local_share",
+    ),
+    Mutant(
+        "keep a long prompt waiting for ever",
+        "engine/scheduler.py",
+        "key=lambda s: (s.remaining - s.passed_over * budget.chunk_tokens, s.arrival, s.id),",
+        "key=lambda s: (s.remaining, s.arrival, s.id),",
+        f"{SCHEDULER}::test_a_long_prompt_is_not_passed_over_for_ever",
+    ),
+    Mutant(
+        "draw a token after every chunk of a prompt",
+        "engine/batcher.py",
+        "samples=sequence.draws if end == len(sequence.tokens) else [],",
+        "samples=sequence.draws,",
+        f"{MATRIX}::test_every_length_and_chunk[local-65-16-greedy]",
+    ),
+    Mutant(
+        "write again over KV that is there already",
+        "engine/batcher.py",
+        "write = sequence.computed < len(sequence.tokens)",
+        "write = sequence.computed <= len(sequence.tokens)",
+        f"{MATRIX}::test_a_complete_prompt_whose_first_token_never_came[1-64]",
+    ),
+    Mutant(
+        "give results to a sequence that was removed in mid-plan",
+        "engine/batcher.py",
+        "if sequence.id not in self.sequences:",
+        "if sequence.id in self._drop and not sequence.tokens:",
+        "tests/unit/workers/test_fault_points.py::test_cancelled_in_mid_step_and_asked_again_into_a_pool_of_that_size",
+    ),
+    Mutant(
+        "leave out the token that crosses top-p",
+        "engine/sampler.py",
+        "return kept_n[: int(np.searchsorted(np.cumsum(weights_n), mass)) + 1]",
+        "return kept_n[: max(1, int(np.searchsorted(np.cumsum(weights_n), mass)))]",
+        f"{SAMPLER}::test_top_p_draws_from_the_renormalised_nucleus",
+    ),
+    Mutant(
+        "take log-probabilities from the most likely token",
+        "engine/sampler.py",
+        "results.append(Sampled(token, float(logits_V[token]) - raw_norm, top))",
+        "results.append(Sampled(token, float(logits_V[best]) - raw_norm, top))",
+        f"{SAMPLER}::test_logprobs_are_those_of_the_raw_distribution",
+    ),
+    Mutant(
+        "draw the same for every sample of a request",
+        "engine/noise.py",
+        "key = mix((key ^ index) + GOLDEN)",
+        "key = mix(key + GOLDEN)",
+        f"{SAMPLER}::test_seed_index_and_position_each_matter",
+    ),
+    Mutant(
+        "off by one: draw with the noise of the position before",
+        "engine/stepper.py",
+        "drawn = sample_row(logits[index], row.samples, row.start + len(forwards[index].tokens))",
+        "drawn = sample_row(logits[index], row.samples, row.start + len(forwards[index].tokens) - 1)",
+        f"{MATRIX}::test_every_length_and_chunk[split-17-64-seeded]",
+    ),
+    Mutant(
+        "digest the staging instead of the copy",
+        "engine/process.py",
+        "digests = memory.digests(command.blocks)  # of the copy: the staging slot may still change (DESIGN §4.8)",
+        "from cluster.core.digest import digest_block as of; size = memory.layout.block_bytes; digests = ["
+        "of(memory.staging[command.slot, at * size : (at + 1) * size], memory.layout.kv_heads)"
+        " for at in range(len(command.blocks))]",
+        "tests/unit/engine_process/test_process.py::test_the_digest_is_of_the_copy_whatever_lands_in_the_slot_after_it",
+    ),
+)

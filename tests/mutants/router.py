@@ -1,0 +1,152 @@
+"""Mutants of the router: following, ends, dispatcher, hearing, books, queue, and the text that clients see."""
+
+from tests.mutants.mutant import Mutant
+
+FOLLOW = "tests/unit/router_core/test_router_follow.py"
+FAILURES = "tests/unit/router_core/test_dispatcher_failures.py"
+QUEUE = "tests/unit/router_core/test_router_queue.py"
+STOPS = "tests/unit/router_front/test_stops.py"
+TEXT = "tests/unit/router_front/test_text_fold.py"
+
+MUTANTS = (
+    Mutant(
+        "deliver what contradicts delivered tokens",
+        "router/follow.py",
+        "if list(run.ids[:known]) != sample.emitted[run.offset : run.offset + len(run.ids)]:",
+        "if len(run.ids[:known]) != len(sample.emitted[run.offset : run.offset + len(run.ids)]):",
+        f"{FOLLOW}::test_a_gap_or_contradiction_raises_and_changes_nothing",
+    ),
+    Mutant(
+        "pass over a gap between tokens",
+        "router/follow.py",
+        "if run.offset < 0 or known < 0:",
+        "if run.offset < 0:",
+        f"{FOLLOW}::test_a_gap_or_contradiction_raises_and_changes_nothing",
+    ),
+    Mutant(
+        "forget the last delivered token at a failover",
+        "router/follow.py",
+        "samples=[SampleState(emitted=s.emitted, finished=s.finished) for s in self.samples],",
+        "samples=[SampleState(emitted=s.emitted[:-1], finished=s.finished) for s in self.samples],",
+        f"{FOLLOW}::test_the_next_attempt_carries_what_was_delivered",
+    ),
+    Mutant(
+        "skip the salt at the router",
+        "router/follow.py",
+        "chain = self._chains[slot] = KeyChain(root_key(shape.fingerprint, salt=self.request.salt), block_size)",
+        "chain = self._chains[slot] = KeyChain(root_key(shape.fingerprint), block_size)",
+        f"{FOLLOW}::test_a_prefix_hit_leaves_at_least_one_position",
+    ),
+    Mutant(
+        "go on with other weights",
+        "router/follow.py",
+        "fingerprint=self.tries.fingerprint if self.emitted_any else None,",
+        "fingerprint=None,",
+        f"{FAILURES}::test_other_weights_never_continue_a_stream",
+    ),
+    Mutant(
+        "call a cut answer merely unavailable",
+        "router/endings.py",
+        "self.finish(follow, RequestFailed(why) if follow.emitted_any else Unavailable(why))",
+        "self.finish(follow, Unavailable(why))",
+        f"{FAILURES}::test_after_the_first_token_a_failure_is_said_honestly",
+    ),
+    Mutant(
+        "go back to the worker that failed",
+        "router/endings.py",
+        "follow.tries.avoid.add(attempt.epoch)",
+        "follow.tries.avoid.discard(attempt.epoch)",
+        f"{FAILURES}::test_what_a_worker_does_not_know_goes_on_at_another",
+    ),
+    Mutant(
+        "never end for too many failures",
+        "router/endings.py",
+        "follow.tries.failures += 1",
+        "follow.tries.failures = 1",
+        f"{FAILURES}::test_when_every_worker_fails_all_are_still_tried",
+    ),
+    Mutant(
+        "keep the old epoch: a restarted worker still has its attempts",
+        "router/dispatcher.py",
+        "if worker.epoch != before:",
+        "if not before:",
+        f"{FAILURES}::test_another_epoch_on_the_same_address_is_another_peer",
+    ),
+    Mutant(
+        "blame workers for the time in which the router slept",
+        "router/dispatcher.py",
+        "self._workers.forgive(gap)",
+        "self._workers.forgive(0.0)",
+        f"{FAILURES}::test_a_router_that_was_frozen_blames_nobody",
+    ),
+    Mutant(
+        "count a client's error against the worker",
+        "router/hearing.py",
+        "if message.invalid:",
+        "if message.invalid and not message.reason:",
+        f"{FAILURES}::test_clients_errors_never_count_against_a_worker",
+    ),
+    Mutant(
+        "let a worker speak of another's attempt",
+        "router/hearing.py",
+        "if follow is None or follow.attempt is None or follow.attempt.address != worker.address:",
+        "if follow is None or follow.attempt is None:",
+        f"{FAILURES}::test_a_worker_speaks_of_its_own_attempts_only",
+    ),
+    Mutant(
+        "keep the booking of a prefill worker when an attempt is over",
+        "router/books.py",
+        "attempt.booked_prefill = None",
+        "pass",
+        f"{FAILURES}::test_a_prefill_worker_that_restarts_or_leaves_frees_its_bookings",
+    ),
+    Mutant(
+        "let returning work wait behind new work",
+        "router/queue.py",
+        "entry.rank = 0 if returning else 1",
+        "entry.rank = 1",
+        f"{QUEUE}::test_who_comes_back_is_never_refused_and_returning_work_goes_first",
+    ),
+    Mutant(
+        "off by one: a line of one more than its limit",
+        "router/queue.py",
+        "if len(self._line) >= self._limit:",
+        "if len(self._line) > self._limit:",
+        f"{QUEUE}::test_the_line_is_bounded_and_a_freed_place_is_free",
+    ),
+    Mutant(
+        "show text that may become a stop string",
+        "router/front/stops.py",
+        "certain = len(buffer) - stops.depth[state]",
+        "certain = len(buffer)",
+        f"{STOPS}::test_cases_from_the_field",
+    ),
+    Mutant(
+        "miss a stop string that ends inside another",
+        "router/front/stops.py",
+        "longest = self.match_length[self.fallback[child]]",
+        "longest = 0",
+        f"{STOPS}::test_cases_from_the_field",
+    ),
+    Mutant(
+        "drop bytes that never became a character",
+        "router/front/utf8.py",
+        'self._decoder = _Decoder("replace")',
+        'self._decoder = _Decoder("ignore")',
+        f"{TEXT}::test_a_cut_in_mid_character_ends_the_same_in_stream_and_whole",
+    ),
+    Mutant(
+        "swallow the incomplete character at the end",
+        "router/front/utf8.py",
+        'text = self._decoder.decode(b"", final=True)',
+        'text = self._decoder.decode(b"", final=False)',
+        f"{TEXT}::test_a_cut_in_mid_character_ends_the_same_in_stream_and_whole",
+    ),
+    Mutant(
+        "off by one: a token beyond max_tokens in the text",
+        "router/front/text.py",
+        "elif self.completion_tokens >= rules.max_tokens:",
+        "elif self.completion_tokens > rules.max_tokens:",
+        f"{TEXT}::test_max_tokens_one",
+    ),
+)
