@@ -4,7 +4,7 @@
 2. record     a real model's answers before anything is disturbed; the tracer's are computed
 3. disturb    clients ask (load.py) while processes of each role suffer (disturb.py), for the given time
 4. calm       no more faults, all programs ready again, clients end what they had asked
-5. quiet      two seconds later nothing may be in use anywhere (I2)
+5. quiet      two seconds later nothing may be in use anywhere (I2); `timing.resume_s` more for what dead routers left
 """
 
 import asyncio
@@ -54,7 +54,8 @@ async def _run(settings: ChaosSettings, cluster: LocalCluster, say: Say, clock: 
         await _disturbed(table, disturber, say)
         seconds = clock.now() - began
         await _until(lambda: _all_ready(cluster, routers), CALM_S, clock)
-        leaked = await _left_in_use(routers, clock)
+        # What a router that died near the end left behind is kept until it has been missed for long enough.
+        leaked = await _left_in_use(routers, clock, QUIET_S + cluster.config.timing.resume_s)
         await routers.look()
         faults, unrecovered = disturber.disturbances.kinds(), disturber.unrecovered
         return Report(seconds, tally, faults, routers.workers.sums(), routers.routers.sums(), unrecovered, leaked)
@@ -103,8 +104,8 @@ async def _prepare(
     return recorded, lambda rng: rng.choice(asks)
 
 
-async def _left_in_use(routers: Routers, clock: Clock) -> dict[str, int]:
-    """What is still in use QUIET_S after the traffic."""
+async def _left_in_use(routers: Routers, clock: Clock, within_s: float) -> dict[str, int]:
+    """What is still in use so long after the traffic."""
     left: dict[str, int] = {}
 
     async def quiet() -> bool:
@@ -112,7 +113,7 @@ async def _left_in_use(routers: Routers, clock: Clock) -> dict[str, int]:
         left.update(await routers.in_use())
         return not left
 
-    await _until(quiet, QUIET_S, clock)
+    await _until(quiet, within_s, clock)
     return left
 
 
