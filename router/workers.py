@@ -7,8 +7,8 @@ One `WorkerView` per address, fed by two streams:
    A new epoch on the same address is a new peer: everything known of the old one is dropped.
 3. *Starting / ready / draining.* As the worker's own Status says, twice a second. A decode worker also needs its
    session.
-4. *Suspect.* Silent for longer than `suspect_s`: no new work, but what runs goes on. Silence on every stream for twice
-   that is a loss, which the dispatcher acts upon.
+4. *Suspect.* Silent for longer than `suspect_s`: no new work, but what runs goes on. If the session is silent as well,
+   for CONFIRM_S more, the worker is lost, which the dispatcher acts upon.
 5. *Gone.* A stream closed: back to connecting until it is up again.
 
 What this router sent and the worker's Status may not show yet is kept as bookings: one per attempt and worker, owned by
@@ -25,7 +25,7 @@ from cluster.stubs.watch_pb2 import Status, WatchEvent, WatchHello
 from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pairable
 from router.requests import Limits
 
-CONFIRM_FACTOR = 2  # silence on every stream of this many times suspect_s is a loss
+CONFIRM_S = 1.0  # a suspect whose session has been as silent for this much longer is lost
 BOTH_GONE_S = 1.0  # a worker whose session and watch have both broken is lost after this
 
 KeysOf = Callable[[Shape], list[BlockKey]]
@@ -323,7 +323,7 @@ class Workers:
 
     def silent(self, now: float) -> list[WorkerView]:
         """Workers that look connected, but were silent on every stream for so long that they count as lost."""
-        limit = self.suspect_s * CONFIRM_FACTOR
+        limit = self.suspect_s + CONFIRM_S
         return [w for w in self.by_address.values() if (w.watch.open or w.session.open) and now - w.last_seen() > limit]
 
     def forgive(self, gap_s: float) -> None:
