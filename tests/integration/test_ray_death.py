@@ -136,19 +136,20 @@ def supervisor_of(cluster: Cluster, name: str) -> psutil.Process:
     return psutil.Process(processes_of(cluster.program(name))[0].ppid())
 
 
-def operate(cluster: Cluster, *, decode: int) -> None:
-    """Look, scale, and start again what dies: a program needs its supervisor, a supervisor needs Ray's GCS."""
-    shown = cluster.command("status")
-    assert shown.returncode == 0, shown.stderr
+def scale(cluster: Cluster, decode: int) -> None:
     done = cluster.command("scale", "decode", str(decode))
     assert done.returncode == 0, done.stderr
     cluster.until(lambda status: status.ready and status.desired["decode"] == decode)
+
+
+def start_again_what_dies(cluster: Cluster) -> None:
+    """A program needs its supervisor; a supervisor needs Ray, and Ray its GCS."""
     program, other = cluster.program("decode-1"), cluster.program("decode-0")
     processes_of(program)[0].kill()
-    cluster.comes_back(program)
     supervisor_of(cluster, "decode-0").kill()
     assert cluster.comes_back(other).supervisor != other.supervisor
     cluster.until(lambda status: status.ready)
+    assert cluster.program("decode-1").restarts == program.restarts + 1
 
 
 async def test_a_killed_gcs_is_started_again_and_nobody_notices(cluster: Cluster, valkey: Redis) -> None:
@@ -162,7 +163,7 @@ async def test_a_killed_gcs_is_started_again_and_nobody_notices(cluster: Cluster
             assert await until(partial(runs_again, cluster, gcs), PATIENCE_S)
             await flow.more()
         assert pids(cluster) == before
-        await asyncio.to_thread(operate, cluster, decode=2)
+        await asyncio.to_thread(scale, cluster, 2)
 
 
 async def test_without_redis_there_is_no_gcs_and_programs_do_without(cluster: Cluster, valkey: Redis) -> None:
@@ -175,10 +176,13 @@ async def test_without_redis_there_is_no_gcs_and_programs_do_without(cluster: Cl
         processes_of(killed)[0].kill()  # its supervisor needs nobody, and tells the controller directly
         await asyncio.to_thread(cluster.comes_back, killed)
         await flow.more()
+        refused = await asyncio.to_thread(cluster.command, "status")
+        assert (refused.returncode, "does not answer" in refused.stderr) == (1, True), refused
         assert not gcs_of(cluster)
         valkey.again()
         assert await until(partial(runs_again, cluster, gcs), PATIENCE_S)
-        await asyncio.to_thread(operate, cluster, decode=2)
+        assert cluster.command("status").returncode == 0
+        await asyncio.to_thread(start_again_what_dies, cluster)
 
 
 async def test_an_empty_redis_is_not_taken_for_the_cluster_and_down_leaves_nothing(
