@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import ConfigError
+from cluster.redis_url import parse_redis_url
 
 SECRET_VARIABLE = "HEADRACE_SECRET"
 """The one environment variable that Headrace reads: the cluster secret, where a file cannot be mounted."""
@@ -170,6 +171,10 @@ def _check_together(config: ClusterConfig, origin: str) -> None:
     ports = config.router.http_port, config.router.grpc_port
     if ports[0] == ports[1] != 0:
         raise ConfigError(f"{origin}: router.grpc_port: {ports[1]} is not possible: router.http_port is the same")
+    if config.ray.redis_url is not None:
+        if config.ray.address is not None:
+            raise ConfigError(f"{origin}: ray.redis_url: not possible with ray.address, whose GCS is not ours")
+        parse_redis_url(config.ray.redis_url, f"{origin}: ray.redis_url")
     roles: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
     for role in roles:
         if config.num_blocks(role) < 2:

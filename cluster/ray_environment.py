@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import cluster
+from cluster.core.config import ClusterConfig
+from cluster.redis_url import parse_redis_url
 from cluster.run_dir import RunDir
 
 SOURCE_ROOT = str(Path(next(iter(cluster.__path__))).resolve().parent)
@@ -11,9 +13,24 @@ SOURCE_ROOT = str(Path(next(iter(cluster.__path__))).resolve().parent)
 NOT_FOR_PROGRAMS = ("RAY_", "OMP_NUM_THREADS", "PYTHONPATH")
 """What Ray sets for its workers and the programs must not inherit: its token, and one thread for every library."""
 
+GCS_ABSENCE_S = 86_400
+"""How long Ray's processes go on without a GCS that will come back. Ray's own 60 s would end them, streams and all."""
+
+
+def head_environment(run_dir: RunDir, config: ClusterConfig) -> dict[str, str]:
+    """Variables for the head process; its Ray and the actors inherit them."""
+    variables = ray_environment(run_dir, local=config.ray.address is None)
+    if config.ray.redis_url is not None:
+        variables |= {
+            "RAY_REDIS_ADDRESS": parse_redis_url(config.ray.redis_url, "ray.redis_url").ray_address,
+            "RAY_external_storage_namespace": run_dir.ray_namespace(),
+            "RAY_gcs_rpc_server_reconnect_timeout_s": str(GCS_ABSENCE_S),
+        }
+    return variables
+
 
 def ray_environment(run_dir: RunDir, *, local: bool) -> dict[str, str]:
-    """Variables for the head process (whose Ray inherits them) and for clients of the same cluster."""
+    """Variables for everybody who talks to the cluster's Ray."""
     variables = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(run_dir.token_file),

@@ -1,6 +1,7 @@
 """Ray, and the one file that imports it: a named detached controller, one detached supervisor actor per program.
 
-1. head        (cluster/head.py) starts a local Ray or joins `ray.address`, creates the controller, relays its status
+1. head        (cluster/head.py) starts a local Ray or joins `ray.address`, creates the controller, relays its status;
+               starts its GCS again when that dies (cluster/gcs_keeper.py)
 2. controller  an asyncio actor around cluster/controller.py; Ray restarts it, and it adopts what runs
 3. supervisor  an actor around cluster/supervisor.py, placed by its role's custom resource, so that pools are sized
                independently; Ray restarts it, its program dies with it and is started anew
@@ -14,13 +15,15 @@ import asyncio
 import functools
 import logging
 import os
+import queue
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import ray
 import ray.util
@@ -28,8 +31,10 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from cluster.config import environment
 from cluster.controller import ClusterStatus, Controller, LaunchFailed
+from cluster.core.clock import SystemClock
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import HeadraceError
+from cluster.gcs_keeper import GcsKeeper
 from cluster.logs import setup_logging
 from cluster.pipe import Member, Role, role_of
 from cluster.ray_environment import NOT_FOR_PROGRAMS, SOURCE_ROOT
@@ -37,11 +42,16 @@ from cluster.run_dir import RunDir
 from cluster.store import initial_counts, open_store
 from cluster.supervisor import ProgramSpec, ProgramStatus, Supervisor
 
+if TYPE_CHECKING:
+    from cluster.redis_store import GcsTables
+
 CONTROLLER = "headrace-controller"
+_GCS = "gcs_server"
 _PREFIX = "headrace-"
 _PROGRAMS_PER_NODE = 1024
 _OBJECT_STORE_BYTES = 78_643_200  # the least Ray takes; nothing of ours is kept in it
 _ANSWER_S = 5.0
+_GCS_ANSWER_S = 20.0  # to make or end an actor; without a GCS Ray would wait for ever
 _FOREVER_S = 3600.0
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -72,7 +82,7 @@ class SupervisorActor:
     def __init__(self, layout: Layout, name: str) -> None:
         _log_to(layout.run_dir, name)
         self._patience_s = layout.run_dir.config().timing.supervisor_stop_s
-        self._supervisor = Supervisor(layout.spec(name), self._report)
+        self._supervisor = Supervisor(layout.spec(name), Reporter().report)
         self._supervisor.start()
 
     def status(self) -> ProgramStatus:
@@ -84,12 +94,38 @@ class SupervisorActor:
     def stop(self) -> None:
         self._supervisor.stop(self._patience_s)
 
-    @staticmethod
-    def _report(status: ProgramStatus) -> None:
+
+class Reporter:
+    """A supervisor's way to the controller, in a thread of its own: when nobody answers, this thread waits.
+
+    The supervisor's thread never does: a program that died is started again whatever has become of Ray.
+    """
+
+    def __init__(self) -> None:
+        self._news: queue.SimpleQueue[ProgramStatus] = queue.SimpleQueue()
+        self._controller: ray.actor.ActorHandle | None = None
+        threading.Thread(target=self._keep_telling, name="report", daemon=True).start()
+
+    def report(self, status: ProgramStatus) -> None:
+        """Returns at once. Each status is the whole truth: those that a newer one overtakes are not sent."""
+        self._news.put(status)
+
+    def _keep_telling(self) -> None:
+        while True:
+            status = self._news.get()
+            while not self._news.empty():
+                status = self._news.get()
+            if not self._tell(status) and not self._tell(status):  # twice: another controller may have the name now
+                _log.warning("nobody to report to: the controller asks when it is back")
+
+    def _tell(self, status: ProgramStatus) -> bool:
         try:
-            ray.get_actor(CONTROLLER).report.remote(status)
-        except (ValueError, RayError) as error:  # no controller now: the next one asks
-            _log.warning("nobody to report to: %s", error)
+            if self._controller is None:
+                self._controller = ray.get_actor(CONTROLLER)
+            ray.get(self._controller.report.remote(status), timeout=_ANSWER_S)
+        except (ValueError, RayError):
+            self._controller = None
+        return self._controller is not None
 
 
 class ControllerActor:
@@ -137,7 +173,7 @@ class RayLauncher:
             "resources": {f"headrace_{role}": 1},
         }
         create = functools.partial(ray.remote(SupervisorActor).options(**options).remote, self._layout, name)
-        self._handles[name] = await _in_thread(create)
+        self._handles[name] = await _in_thread(create, _GCS_ANSWER_S)
 
     async def stop(self, name: str) -> None:
         handle = await self._handle(name)
@@ -145,7 +181,7 @@ class RayLauncher:
             await asyncio.wait_for(handle.stop.remote(), self._patience_s)
         except (RayError, TimeoutError) as error:
             _log.warning("%s did not stop in order: %s", name, error)
-        await _in_thread(functools.partial(ray.kill, handle, no_restart=True))
+        await _in_thread(functools.partial(ray.kill, handle, no_restart=True), _GCS_ANSWER_S)
         self._handles.pop(name, None)
         while name in await self._names():  # noqa: ASYNC110 - Ray frees the name a little later, and tells nobody
             await asyncio.sleep(0.05)
@@ -161,7 +197,7 @@ class RayLauncher:
         handle.set_members.remote(members)
 
     async def _names(self) -> list[str]:
-        listed = await _in_thread(ray.util.list_named_actors)
+        listed = await _in_thread(ray.util.list_named_actors, _ANSWER_S)
         return sorted(n.removeprefix(_PREFIX) for n in listed if n.startswith(_PREFIX) and n != CONTROLLER)
 
     async def _status(self, name: str) -> ProgramStatus | None:
@@ -175,7 +211,7 @@ class RayLauncher:
 
     async def _handle(self, name: str) -> "ray.actor.ActorHandle":
         if name not in self._handles:
-            self._handles[name] = await _in_thread(functools.partial(ray.get_actor, _PREFIX + name))
+            self._handles[name] = await _in_thread(functools.partial(ray.get_actor, _PREFIX + name), _ANSWER_S)
         return self._handles[name]
 
 
@@ -192,6 +228,8 @@ class Head:
         self._run_dir = run_dir
         self._layout = Layout(str(run_dir.folder), dict(modules))
         self._ended = threading.Event()
+        self._leaving = threading.Event()
+        self._tables: GcsTables | None = None
 
     def run(self, tell: Answer, *, tied: bool) -> int:
         """Start, relay every status to `tell`, wait for the end, stop everything. Returns the exit code."""
@@ -201,20 +239,33 @@ class Head:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: self._ended.set())
             controller = self._start_controller()
-            helpers = [(self._relay, (controller, tell))] + ([(self._follow_stdin, ())] if tied else [])
-            for work, arguments in helpers:
-                threading.Thread(target=work, args=arguments, daemon=True).start()
+            helpers: list[Callable[[], None]] = [functools.partial(self._relay, controller, tell)]
+            helpers += [self._follow_stdin] if tied else []
+            if config.ray.address is None:
+                helpers.append(GcsKeeper(_LocalGcs(), self._tables, SystemClock(), self._leaving.wait).run)
+            for work in helpers:
+                threading.Thread(target=work, daemon=True).start()
             self._ended.wait()
             return self._stop(controller, config.timing.cluster_stop_s)
         finally:
+            self._leaving.set()
             ray.shutdown()
             self._run_dir.clear_ray()
+            if self._tables is not None:
+                self._tables.close()
 
     def _start_ray(self, config: ClusterConfig) -> None:
-        common = {"namespace": config.name, "log_to_driver": False, "logging_level": "warning"}
+        common: dict[str, object] = {"namespace": config.name, "log_to_driver": False, "logging_level": "warning"}
         if config.ray.address is not None:
             context = ray.init(address=config.ray.address, **common)
         else:
+            if config.ray.redis_url is not None:
+                # Imported only where it is used: actors, and clusters without Redis, should not pay for the client.
+                from cluster.redis_store import gcs_tables
+
+                self._tables = tables = gcs_tables(config.ray.redis_url, self._run_dir)
+                tables.clear()  # what a killed head left: its actors must not come back
+                common |= {"_redis_username": tables.server.username, "_redis_password": tables.server.password}
             context = ray.init(
                 address="local",
                 num_cpus=config.ray.num_cpus,
@@ -263,6 +314,25 @@ class Head:
         return 0
 
 
+class _LocalGcs:
+    """The GCS of the Ray that this process started, as Ray's own bookkeeping has it: `ray.shutdown` must end it too."""
+
+    def __init__(self) -> None:
+        self._node = ray._private.worker._global_node
+
+    def wait(self) -> int | None:
+        for process in self._node.all_processes.get(_GCS, ()):
+            return cast("int", process.process.wait())
+        return None
+
+    def start(self) -> None:
+        try:
+            self._node.kill_gcs_server(check_alive=False)
+            self._node.start_gcs_server()
+        except OSError as error:
+            raise LaunchFailed(str(error)) from error
+
+
 class Client:
     """Another process's way to a running cluster's controller."""
 
@@ -274,9 +344,11 @@ class Client:
         config = run_dir.config()
         name, self._patience_s = config.name, config.timing.cluster_stop_s
         try:
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()  # Ray would try for minutes
             ray.init(address=address, namespace=name, log_to_driver=False, logging_level="error")
             self._controller = ray.get_actor(CONTROLLER)
-        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        except (OSError, RuntimeError, ValueError, RayError) as error:
             raise LaunchFailed(f"the cluster {name} does not answer: {error}") from error
 
     def status(self, after: int = -1, timeout_s: float = _ANSWER_S) -> ClusterStatus:
@@ -303,10 +375,15 @@ class Client:
             raise LaunchFailed(f"the controller could not do it: {error}") from error
 
 
-async def _in_thread(call: Callable[[], T]) -> T:
-    """Ray's own calls block on its head; the controller's loop must not. Raises LaunchFailed."""
+async def _in_thread(call: Callable[[], T], patience_s: float) -> T:
+    """Ray's own calls block on its GCS; the controller's loop must not, and goes on without an answer.
+
+    The call itself cannot be taken back: it may still be carried out when the GCS is there again. Raises LaunchFailed.
+    """
     try:
-        return await asyncio.to_thread(call)
+        return await asyncio.wait_for(asyncio.to_thread(call), patience_s)
+    except TimeoutError as error:
+        raise LaunchFailed(f"Ray did not answer within {patience_s:g} s") from error
     except (RayError, ValueError, ConnectionError, RuntimeError) as error:
         raise LaunchFailed(str(error)) from error
 

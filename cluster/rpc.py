@@ -34,6 +34,7 @@ _KEEPALIVE = (
     # A frozen or unplugged peer is noticed here at the latest; the application's own heartbeats are faster.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # without it gRPC waits a minute for the answer (measured: 68 s in all)
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )

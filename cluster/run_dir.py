@@ -2,11 +2,13 @@
 
 config.yaml   what every program is started with      secret        the cluster secret, mode 0600
 desired.json  the desired counts (without Redis)      ray_token     Ray's token, mode 0600
+workers.json  the workers a router last heard of      ray_namespace the name of Ray's tables in Redis
 logs/         one file per program                    lock          held by the head process while the cluster runs
 """
 
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -42,6 +44,10 @@ class RunDir:
         return self.folder / "desired.json"
 
     @property
+    def workers_file(self) -> Path:
+        return self.folder / "workers.json"
+
+    @property
     def address_file(self) -> Path:
         """Ray's address, while it runs."""
         return self.folder / "ray_address"
@@ -56,12 +62,14 @@ class RunDir:
     def prepare(self, config: ClusterConfig, secret: str | None) -> ClusterConfig:
         """Write everything the programs need; `secret` replaces the file's. Returns the configuration they will read.
 
-        The desired counts of an earlier run are dropped: `up` says what there should be. Raises ConfigError.
+        The desired counts and the workers of an earlier run are dropped: `up` says what there should be.
+        Raises ConfigError.
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.folder / "logs").mkdir(exist_ok=True)
             self.desired_file.unlink(missing_ok=True)
+            self.workers_file.unlink(missing_ok=True)
             self.clear_ray()
             create_secret(self.token_file)
             if secret is not None:
@@ -70,6 +78,9 @@ class RunDir:
                 create_secret(self.secret_file)
             if config.secret_file is None or secret is not None:
                 config = config.model_copy(update={"secret_file": str(self.secret_file)})
+            if config.router.workers_file is None:
+                router = config.router.model_copy(update={"workers_file": str(self.workers_file)})
+                config = config.model_copy(update={"router": router})
             self.config_file.write_text(dump_config(config), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot write to {self.folder}: {error}") from error
@@ -85,6 +96,16 @@ class RunDir:
     def ray_address(self) -> str | None:
         """Where Ray answers; None when nothing runs."""
         return self.address_file.read_text(encoding="utf-8") if self.address_file.exists() else None
+
+    def ray_namespace(self) -> str:
+        """What this folder's Ray calls its tables in Redis, always the same: what a killed head left is found again.
+
+        The random part keeps clusters of one name on several machines apart.
+        """
+        file = self.folder / "ray_namespace"
+        if not file.exists():
+            file.write_text(f"headrace-{self.config().name}-{secrets.token_hex(4)}", encoding="ascii")
+        return file.read_text(encoding="ascii")
 
     def ray_folder(self) -> Path:
         """A new folder for Ray's sockets and logs, below the system's temporary one: socket paths must be short."""

@@ -1,7 +1,7 @@
 """The router program: one dispatcher behind two doors, OpenAI HTTP and gRPC.
 
 1. load the tokenizer and the chat template; open both doors (not ready yet)
-2. find workers: the supervisor's list, and `seeds:` of the configuration
+2. find workers: the supervisor's list, or the last one that was heard here; and `seeds:` of the configuration
 3. serve until told to stop
 4. drain: /ready and gRPC health say no, the listener closes, requests on open connections get 503 and Retry-After,
    running streams end within `timing.drain_s`
@@ -36,6 +36,7 @@ from router.front.http_protocol import BoundedHeads
 from router.front.metrics import FrontMetrics
 from router.front.model_text import load_model_text
 from router.runtime import RouterRuntime
+from router.workers_file import WorkersFile
 
 LINGER_S = 0.3  # who asks on an open connection as we leave is told to ask elsewhere; then idle ones are closed
 CUT_S = 2.0  # for streams past the bound to be told that they are cut
@@ -157,10 +158,16 @@ async def _set(event: asyncio.Event) -> None:
 
 
 async def _follow_members(context: ProgramContext, runtime: RouterRuntime) -> None:
-    """Workers come from the supervisor's list and from the configured seeds."""
+    """Workers come from the supervisor's list and from the configured seeds.
+
+    The list is empty until somebody has told it: a supervisor without a controller cannot, nor is there always a
+    supervisor. Then those last heard of are tried.
+    """
+    file = WorkersFile(context.config.router.workers_file)
     async for members in context.members.updates():
         workers = [m.address for m in members if m.role != "router"]
-        runtime.set_members([*context.config.seeds, *workers])
+        file.keep(workers)
+        runtime.set_members([*context.config.seeds, *(workers if members else file.load())])
 
 
 async def _tell_health(front: FrontDoor, rpc: RpcServer) -> None:

@@ -28,7 +28,7 @@ from cluster.core.errors import HeadraceError
 from cluster.models.registry import KNOWN_MODELS
 from cluster.models.store import default_cache, is_pulled, resolve
 from cluster.pipe import MODULES, Role
-from cluster.ray_environment import ray_environment
+from cluster.ray_environment import head_environment
 from cluster.run_dir import RunDir
 from cluster.supervisor import ProgramStatus
 
@@ -171,7 +171,7 @@ def _start_head(
             stdin=subprocess.PIPE if tied else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            env=environment(ray_environment(run_dir, local=config.ray.address is None)),
+            env=environment(head_environment(run_dir, config)),
             start_new_session=True,  # the terminal's Ctrl-C is for us; we then stop it in order
         )
 

@@ -82,6 +82,9 @@ class RouterSettings(Settings):
     max_logprobs: Annotated[int, Field(ge=0)] = 20
     max_stop_strings: Positive = 16
     max_attempts: Positive = 4
+    workers_file: str | None = Field(
+        None, description="the workers last heard of, for a router that starts when nobody can tell; `up` sets it"
+    )
 
 
 class HandoffSettings(Settings):
@@ -148,6 +151,7 @@ class RaySettings(Settings):
 
     address: str | None = None
     num_cpus: Positive = 4
+    redis_url: str | None = Field(None, description="where our own Ray's GCS keeps its tables, to survive its death")
 
 
 class FaultSettings(Settings):

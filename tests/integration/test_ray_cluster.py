@@ -33,12 +33,14 @@ MODULES: dict[Role, str] = dict.fromkeys(ROLES, "tests.fake_program")
 class Cluster:
     """A running cluster; `until` reads the statuses that its head relays."""
 
-    def __init__(self, root: Path, config: ClusterConfig, modules: Mapping[Role, str] = MODULES) -> None:
+    def __init__(
+        self, root: Path, config: ClusterConfig, modules: Mapping[Role, str] = MODULES, *, redis_url: str | None = None
+    ) -> None:
         self.root = root
         self.run_dir = RunDir(root / "test")
         self.console = io.StringIO()
         started: Started = start_cluster(
-            config.model_copy(update={"name": "test", "ray": RaySettings(num_cpus=1)}),
+            config.model_copy(update={"name": "test", "ray": RaySettings(num_cpus=1, redis_url=redis_url)}),
             self.run_dir,
             Console(file=self.console),
             modules=modules,
