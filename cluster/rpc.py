@@ -50,6 +50,8 @@ _SERVER_OPTIONS = (
     ("grpc.max_concurrent_streams", _SERVER_STREAMS),
     ("grpc.max_metadata_size", 16 * 1024),
 )
+# Peers with the secret may ping as they like: pings that waited for a busy process arrive together, and are no attack.
+_TRUSTING = (("grpc.http2.max_ping_strikes", 0),)
 _CLIENT_OPTIONS = (
     *_LIMITS,
     *_KEEPALIVE,
@@ -121,7 +123,8 @@ def make_server(host: str, port: int, services: Iterable[Service], secret: str |
     Raises ConfigError when the address cannot be bound. Must be called inside the running event loop.
     """
     interceptors = [] if secret is None else [_Authenticate(secret)]
-    server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
+    options = _SERVER_OPTIONS if secret is None else (*_SERVER_OPTIONS, *_TRUSTING)
+    server = grpc.aio.server(interceptors=interceptors, options=options)
     checks: _Health = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = []

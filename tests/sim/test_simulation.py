@@ -5,15 +5,18 @@ regressions/ and the cause a unit test of its own, since a seed means another wo
 """
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from simulation.run import simulate
+from simulation.run import Verdict, simulate
 from simulation.scenario import FAULTS
 
 HERE = Path(__file__).parent
@@ -24,11 +27,31 @@ BATCH = 100
 REGRESSIONS = sorted((HERE / "regressions").glob("*.json"))
 
 seen: Counter[str] = Counter()
+Play = Callable[[int], Verdict]
+
+
+@pytest.fixture(scope="module")
+def play(request: pytest.FixtureRequest) -> Iterator[Play]:
+    """The verdict on a seed. All that this run asks for are played on every core, from the first to the last."""
+    asked: list[int] = []
+    for item in request.session.items:
+        parameters = getattr(item, "callspec", None)
+        if item.path != Path(__file__) or parameters is None:
+            continue
+        if "seed" in parameters.params:
+            asked.append(parameters.params["seed"])
+        elif "first" in parameters.params:
+            first = parameters.params["first"]
+            asked.extend(range(first, first + BATCH))
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        verdicts = {seed: pool.submit(simulate, seed) for seed in asked}
+        yield lambda seed: verdicts.pop(seed).result()
+        pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_every_invariant_holds(seed: int) -> None:
-    verdict = simulate(seed)
+def test_every_invariant_holds(play: Play, seed: int) -> None:
+    verdict = play(seed)
     for kind in (verdict.faults, verdict.outcomes, verdict.counters):
         seen.update(kind)
     assert not verdict.violation, verdict.line()
@@ -55,8 +78,8 @@ def test_what_failed_once(file: Path) -> None:
 
 @pytest.mark.verify
 @pytest.mark.parametrize("first", range(SEEDS, VERIFIED, BATCH))
-def test_many_more_seeds(first: int) -> None:
-    failed = [verdict.line() for seed in range(first, first + BATCH) if (verdict := simulate(seed)).violation]
+def test_many_more_seeds(play: Play, first: int) -> None:
+    failed = [verdict.line() for seed in range(first, first + BATCH) if (verdict := play(seed)).violation]
     assert not failed, "\n".join(failed)
 
 
