@@ -1,0 +1,436 @@
+"""Everything around one DecodeCore, with books of its own: routers, links, prefill workers, an engine.
+
+Nothing happens by itself. A machine says what happens next; what the core then wants is compared with these books.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from cluster.core.ids import agent_name
+from cluster.core.keys import KeyChain, root_key
+from cluster.stubs.common_pb2 import Sampling, WorkerAddress
+from cluster.stubs.link_pb2 import (
+    First,
+    FirstToken,
+    FromDecodePeer,
+    FromPrefill,
+    Job,
+    JobAccepted,
+    JobDone,
+    Offer,
+    OfferedBlock,
+    PrefillHello,
+    Recheck,
+    RecheckedBlock,
+    RecheckResult,
+)
+from cluster.stubs.session_pb2 import FromDecode, FromRouter, SampleState, Submit, TokenRun
+from decode_worker.core import DecodeCore
+from decode_worker.effects import Dial, Effect, HangUp, ToEngine, ToPrefill, ToRouter
+from decode_worker.state import Facts
+from engine.messages import (
+    AddPeer,
+    Command,
+    Copy,
+    CopyDone,
+    Digest,
+    DigestDone,
+    DropPeer,
+    PeerAdded,
+    PeerFailed,
+    Poison,
+    Read,
+    ReadDone,
+    Report,
+    Step,
+)
+from tests.unit.machines.paper import (
+    EMPTY,
+    EOS,
+    LAYOUT,
+    MAX_CONTEXT,
+    VOCABULARY,
+    B,
+    Content,
+    PaperEngine,
+    answer,
+    config,
+    contents,
+    digest_of,
+    draw,
+    identity,
+)
+
+BLOCKS = 10
+POOL = 1 << 20  # where every holder's pool begins
+FINAL = ("refused", "failed", "no_prefill", "preempted")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A request to be made. `known`: how many tokens of each sample an earlier attempt has delivered."""
+
+    session: int
+    prompt: list[int]
+    known: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    prefill: str
+    local: int
+    tenant: bytes
+    preemptions: int
+    stops: Sequence[int]
+    deadline: float
+    waited: float
+
+
+@dataclass
+class Ask:
+    """One attempt as its router sees it."""
+
+    session: str
+    submit: Submit
+    truths: list[list[int]]
+    got: list[list[int]]
+    ended: set[int]
+    deadline: float
+    over: str = ""  # how it ended before its samples did
+    invalid: bool = False  # a holder has called it so
+    stopped: set[int] = field(default_factory=set)
+
+    @property
+    def live(self) -> bool:
+        return not self.over and len(self.ended | self.stopped) < len(self.got)
+
+
+@dataclass
+class Work:
+    """One job on a holder: which of its blocks are in which block there, how many were offered, what was said."""
+
+    job: Job
+    blocks: list[int]
+    keys: list[bytes]
+    offered: int = 0
+    drawn: bool = False
+    done: bool = False
+
+
+@dataclass
+class Holder:
+    """A prefill worker: memory and jobs."""
+
+    name: str
+    memory: dict[int, Content] = field(default_factory=dict)
+    works: dict[str, Work] = field(default_factory=dict)
+    rechecks: list[Recheck] = field(default_factory=list)
+
+    @property
+    def peer(self) -> str:
+        return agent_name(self.name, 1)
+
+    @property
+    def address(self) -> WorkerAddress:
+        return WorkerAddress(worker=self.name, epoch=1, address=self.name)
+
+    def hello(self) -> PrefillHello:
+        return PrefillHello(
+            identity=identity(self.name, "prefill"),
+            agent=self.peer,
+            agent_metadata=b"m",
+            pool_address=POOL,
+            block_bytes=LAYOUT.block_bytes,
+        )
+
+    def take(self, job: Job) -> None:
+        assert job.attempt not in self.works, "the same job twice"
+        blocks = []
+        for content in contents(job.tokens):
+            blocks.append(len(self.memory))
+            self.memory[blocks[-1]] = content
+        keys = KeyChain(root_key(b"weights", salt=job.salt), B).extend(list(job.tokens))
+        self.works[job.attempt] = Work(job, blocks, keys, job.first_position // B)
+
+    def next_word(self, attempt: str, count: int) -> FromPrefill:
+        """What an honest worker would say next of a job: blocks, then the first tokens, then that it is done."""
+        work = self.works[attempt]
+        if work.offered < len(work.blocks):
+            offer = self.offer(attempt, work.offered, count)
+            work.offered += len(offer.blocks)
+            return FromPrefill(offer=offer)
+        if work.job.sample_indices and not work.drawn:
+            work.drawn = True
+            tokens = [
+                FirstToken(index=i, id=draw(work.job.tokens, i, work.job.sampling.seed))
+                for i in work.job.sample_indices
+            ]
+            return FromPrefill(first=First(attempt=attempt, tokens=tokens))
+        work.done = True
+        return FromPrefill(done=JobDone(attempt=attempt))
+
+    def offer(self, attempt: str, start: int, count: int) -> Offer:
+        work = self.works[attempt]
+        right = contents(work.job.tokens)
+        blocks = [
+            OfferedBlock(block=work.blocks[i], generation=1, key=work.keys[i], digest=digest_of(right[i]))
+            for i in range(start, min(start + count, len(work.blocks)))
+        ]
+        return Offer(attempt=attempt, first_position=start * B, blocks=blocks)
+
+    def bytes_at(self, ranges: Sequence[tuple[int, int]]) -> list[Content]:
+        """What a read brings now."""
+        size = LAYOUT.block_bytes
+        wanted = [address for at, length in ranges for address in range(at, at + length, size)]
+        return [self.memory.get((address - POOL) // size, EMPTY) for address in wanted]
+
+
+@dataclass
+class Told:
+    """What the engine was told and has not done. `truths`: what the rows of a step must find."""
+
+    command: Command
+    truths: list[list[int]]
+    at: float
+
+
+class Outside:
+    """The core, and what everybody around it knows."""
+
+    def __init__(self, wait_line: int) -> None:
+        settings = config(BLOCKS, wait_line=wait_line)
+        facts = Facts(identity("decode", "decode"), LAYOUT, VOCABULARY, MAX_CONTEXT, EOS)
+        self.core = DecodeCore(settings, facts)
+        self.now = 100.0
+        self.engine = PaperEngine(BLOCKS)
+        self.main: deque[Told] = deque()
+        self.reads: dict[int, Read] = {}
+        self.adding: list[AddPeer] = []
+        self.sessions: set[str] = set()
+        self.asks: dict[str, Ask] = {}
+        self.holders = {holder.peer: holder for holder in (Holder("p0"), Holder("p1"))}
+        self.links: dict[str, str] = {}
+
+    # -- routers --------------------------------------------------------------------------------------------------
+
+    def ask(self, wish: Wish) -> None:
+        """A request that can be served, unless its history leaves nothing to be done."""
+        if not self.sessions:
+            return
+        open_now = sorted(self.sessions)
+        session, attempt = open_now[wish.session % len(open_now)], f"a{len(self.asks) + 1}"
+        seeds = [(i, wish.seed) for i in range(len(wish.known))]
+        truths = [answer(wish.prompt, i, seed, wish.max_tokens, wish.stops) for i, seed in seeds]
+        got = [truth[:known] for truth, known in zip(truths, wish.known, strict=True)]
+        ended = {i for i, truth in enumerate(truths) if len(got[i]) == len(truth)}
+        if len(ended) == len(truths):
+            return
+        submit = Submit(
+            attempt=attempt,
+            prompt=wish.prompt,
+            samples=[SampleState(emitted=known, finished=i in ended) for i, known in enumerate(got)],
+            max_tokens=wish.max_tokens,
+            sampling=Sampling(top_p=1.0, logprobs=-1, seed=wish.seed),
+            stop_token_ids=wish.stops,
+            salt=wish.tenant,
+            prefill=[h.address for name in wish.prefill.split() for h in self.holders.values() if h.name == name],
+            local_max_tokens=wish.local,
+            deadline_s=wish.deadline,
+            preemptions=wish.preemptions,
+            waited_s=wish.waited,
+        )
+        self.asks[attempt] = Ask(session, submit, truths, got, ended, self.now + wish.deadline)
+        self.core.from_router(session, FromRouter(submit=submit), self.now)
+        self.settle()
+
+    def tell(self, session: str, message: FromRouter) -> None:
+        self.core.from_router(session, message, self.now)
+        self.settle()
+
+    def close_session(self, session: str) -> None:
+        self.sessions.discard(session)
+        for ask in self.asks.values():
+            if ask.session == session and not ask.over:
+                ask.over = "session closed"
+        self.core.session_closed(session, self.now)
+        self.settle()
+
+    def _hear(self, session: str, message: FromDecode) -> None:
+        assert session in self.sessions, "sent on a session that is closed"
+        kind = message.WhichOneof("message")
+        if kind == "tokens":
+            for run in message.tokens.runs:
+                self._hear_run(session, run)
+        elif kind != "hello":
+            word = getattr(message, kind or "")
+            ask = self.asks.get(word.attempt)
+            if ask is None:  # it was never a valid one
+                assert kind == "refused"
+                assert word.permanent
+                return
+            assert ask.session == session, "another router's attempt"
+            assert ask.live, f"{kind} after the end"
+            if kind in FINAL:
+                ask.over = kind
+            assert kind != "refused" or not word.permanent, f"what fits was refused for good: {word.reason}"
+            if kind == "failed":
+                late = word.reason == "deadline exceeded" and self.now > ask.deadline
+                assert late or ask.invalid or "failed its check" in word.reason, f"failed without cause: {word.reason}"
+
+    def _hear_run(self, session: str, run: TokenRun) -> None:
+        ask = self.asks[run.attempt]
+        assert ask.session == session, "tokens for another router"
+        if ask.over == "cancelled":  # they were on their way
+            return
+        assert not ask.over, f"tokens after {ask.over}"
+        got, truth = ask.got[run.index], ask.truths[run.index]
+        assert run.index not in ask.ended, "tokens after the end of a sample"
+        assert run.offset == len(got), f"offset {run.offset} after {len(got)} tokens"
+        got += run.ids
+        assert got == truth[: len(got)], f"{got} is not {truth}"
+        assert run.index in ask.stopped or bool(run.end) == (len(got) == len(truth)), f"{run.end!r} at {len(got)} of {len(truth)}"
+        if run.end:
+            ask.ended.add(run.index)
+
+    # -- engine ---------------------------------------------------------------------------------------------------
+
+    def report(self, report: Report) -> None:
+        self.core.from_engine(report, self.now)
+        self.settle()
+
+    def compute(self) -> None:
+        """The engine does the next thing it was told."""
+        told = self.main.popleft()
+        command, truths = told.command, told.truths
+        match command:
+            case Step():
+                self.report(self.engine.step(command, truths))
+            case Copy():
+                self.report(CopyDone(command.id, self.engine.copy(command), 0.0))
+            case Digest():
+                self.report(DigestDone(command.id, self.engine.digest(command.blocks)))
+            case Poison():
+                self.engine.poison(command.blocks)
+
+    def _command(self, command: Command) -> None:
+        match command:
+            case Read():
+                assert command.id not in self.reads
+                assert command.slot not in self.busy_slots(), "a slot in use"
+                self.reads[command.id] = command
+            case AddPeer():
+                self.adding.append(command)
+            case DropPeer():
+                pass
+            case _:
+                truths = []
+                if isinstance(command, Step):
+                    known = self.core.state.batcher.sequences
+                    ends = [(known[row.sequence], row.start + len(row.tokens or [])) for row in command.rows]
+                    truths = [sequence.tokens[:end] for sequence, end in ends]
+                self.main.append(Told(command, truths, self.now))
+
+    def busy_slots(self) -> set[int]:
+        copies = {told.command.slot for told in self.main if isinstance(told.command, Copy)}
+        return copies | {read.slot for read in self.reads.values()}
+
+    # -- links ----------------------------------------------------------------------------------------------------
+
+    def say(self, peer: str, message: FromPrefill) -> None:
+        self.core.from_prefill(peer, message, self.now)
+        self.settle()
+
+    def accept(self, peer: str, attempt: str) -> None:
+        self.say(peer, FromPrefill(accepted=JobAccepted(attempt=attempt, eta_s=0.1)))
+
+    def close_link(self, peer: str) -> None:
+        self._forget_link(peer)
+        self.core.link_closed(peer, "closed", self.now)
+        self.settle()
+
+    def _forget_link(self, peer: str) -> None:
+        self.links.pop(peer, None)
+        self.holders[peer].works.clear()
+        self.holders[peer].rechecks.clear()
+
+    def _to_prefill(self, peer: str, message: FromDecodePeer) -> None:
+        assert self.links.get(peer) == "up", f"sent on a link that is {self.links.get(peer)}"
+        holder = self.holders[peer]
+        match message.WhichOneof("message"):
+            case "job":
+                ask = self.asks[message.job.attempt]
+                history = ask.got[0] if len(ask.got) == 1 else []
+                wanted = [*ask.submit.prompt, *history]
+                assert list(message.job.tokens)[: len(ask.submit.prompt)] == wanted[: len(ask.submit.prompt)]
+                holder.take(message.job)
+            case "cancel":
+                holder.works.pop(message.cancel.attempt, None)
+            case "taken":
+                holder.works.pop(message.taken.attempt, None)
+            case "recheck":
+                holder.rechecks.append(message.recheck)
+
+    # -- together -------------------------------------------------------------------------------------------------
+
+    def honest_moves(self) -> list[Callable[[], None]]:
+        """Everything that an honest and healthy neighbour could do next."""
+        moves: list[Callable[[], None]] = []
+        moves += [partial(self.greet, peer) for peer, link in self.links.items() if link == "dialled"]
+        moves += [partial(self.warm, True)] if self.adding else []
+        moves += [partial(self.bring, read) for read in self.reads]
+        moves += [self.compute] if self.main else []
+        for peer, holder in self.holders.items():
+            moves += [partial(self.work, peer, attempt, 2) for attempt, work in holder.works.items() if not work.done]
+            moves += [partial(self.answer_recheck, peer, True)] if holder.rechecks else []
+        return moves or [partial(self.pass_time, 0.01)]
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.core.tick(self.now)
+        self.settle()
+
+    def greet(self, peer: str) -> None:
+        self.links[peer] = "up"
+        self.core.link_opened(peer, self.holders[peer].hello(), self.now)
+        self.settle()
+
+    def warm(self, good: bool) -> None:
+        peer = self.adding.pop(0).peer
+        self.report(PeerAdded(peer, False, 1.0) if good else PeerFailed(peer, "unreachable"))
+
+    def bring(self, read_id: int) -> None:
+        """A read ends with what is in its holder's memory now."""
+        read = self.reads.pop(read_id)
+        self.engine.slots[read.slot] = self.holders[read.peer].bytes_at(read.ranges)
+        self.report(ReadDone(read.id, 0.0))
+
+    def work(self, peer: str, attempt: str, count: int) -> None:
+        self.say(peer, self.holders[peer].next_word(attempt, count))
+
+    def answer_recheck(self, peer: str, current: bool) -> None:
+        recheck = self.holders[peer].rechecks.pop(0)
+        blocks = [RecheckedBlock(block=b.block, generation=b.generation, current=current) for b in recheck.blocks]
+        self.say(peer, FromPrefill(recheck=RecheckResult(attempt=recheck.attempt, blocks=blocks)))
+
+    # -- effects --------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Carry out what the core wants, as far as it goes without anybody else."""
+        for effect in self.core.take_effects():
+            self._carry(effect)
+
+    def _carry(self, effect: Effect) -> None:
+        match effect:
+            case ToEngine(command):
+                self._command(command)
+            case ToRouter(session, message):
+                self._hear(session, message)
+            case ToPrefill(peer, to_peer):
+                self._to_prefill(peer, to_peer)
+            case Dial(peer, _):
+                assert peer not in self.links, "dialled twice"
+                self.links[peer] = "dialled"
+            case HangUp(peer):
+                self._forget_link(peer)
+            case _:
+                raise AssertionError(f"the worker gave up: {effect}")
