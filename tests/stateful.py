@@ -1,7 +1,7 @@
 """Rule-based machines: how many histories each one is run for, and from which chance.
 
-`make test` runs the same histories every time, so that it is red for a change and never by luck. `make verify` runs many
-more, each time others, and a failure prints how to play it again. A failure found there is added as a plain test.
+`make test` runs the same histories every time, so that it is red for a change and never by luck. `make verify` runs
+many more, each time others, and a failure prints how to play it again. What is found there is added as a plain test.
 """
 
 import unittest
@@ -30,7 +30,8 @@ def long(machine: type[RuleBasedStateMachine], *, examples: int, steps: int) -> 
 
 
 def _tests(machine: type[RuleBasedStateMachine], name: str, bounds: settings) -> type[unittest.TestCase]:
-    own = type(f"{name}{machine.__name__}", (machine,), {})  # hypothesis keeps one TestCase per machine class
+    # hypothesis keeps one TestCase per machine class
+    own: type[RuleBasedStateMachine] = type(f"{name}{machine.__name__}", (machine,), {})
     tests: type[unittest.TestCase] = own.TestCase
     tests.settings = bounds  # type: ignore[attr-defined]
     return tests

@@ -14,7 +14,7 @@ from cluster.core.config import ClusterConfig
 from cluster.core.protocol import PROTOCOL
 from cluster.stubs.common_pb2 import Layout, WorkerIdentity
 from engine.layout import KVLayout
-from engine.messages import Copy, Digest, FilledBlock, Poison, Row, Sampled, Step, StepDone
+from engine.messages import Copy, FilledBlock, Row, Sampled, Step, StepDone
 
 B = 4
 VOCABULARY = 1000
@@ -121,4 +121,3 @@ class PaperEngine:
         assert cell is not None, f"sequence {sequence} reads position {position}, which nobody wrote"
         assert cell[0] == position, f"sequence {sequence} reads position {position} and finds {cell}"
         return cell[1]
-

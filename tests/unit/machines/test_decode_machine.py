@@ -1,8 +1,8 @@
-"""One decode worker's brain among routers, prefill workers and an engine that do anything, in any order (I1-I4, I7, I8).
+"""One decode worker's brain among routers, prefill workers and an engine that do anything, in any order (I1-I4, I8).
 
-Honest words and illegal ones, from the right peer and from another; reads that fail, bring other bytes, or end long after
-they were given up. After every rule the core's books are audited and compared with those of `decode_outside.py`; when
-all is over nothing may be held.
+Honest words and illegal ones, from the right peer and from another; reads that fail, bring other bytes, or end long
+after they were given up. After every rule the core's books are audited and compared with those of `decode_outside.py`;
+when all is over nothing may be held.
 """
 
 import pytest
@@ -26,12 +26,9 @@ from cluster.stubs.link_pb2 import (
 from cluster.stubs.session_pb2 import CancelAttempt, FromRouter, StopSeq, Submit
 from decode_worker.attempts import Phase
 from engine.messages import (
-    AddPeer,
     Copy,
     CopyDone,
     DigestDone,
-    PeerAdded,
-    PeerFailed,
     ReadDone,
     ReadFailed,
     Report,
@@ -76,7 +73,9 @@ wishes = st.builds(
 class DecodeWorker(RuleBasedStateMachine):
     """Routers r0 and r1, holders p0 and p1."""
 
-    @initialize(wait_line=st.sampled_from([4, 1, 0]), warm=st.booleans(), wishes=st.lists(wishes, min_size=2, max_size=4))
+    @initialize(
+        wait_line=st.sampled_from([4, 1, 0]), warm=st.booleans(), wishes=st.lists(wishes, min_size=2, max_size=4)
+    )
     def begin(self, wait_line: int, warm: bool, wishes: list[Wish]) -> None:
         self.out = Outside(wait_line)
         self.drained = False

@@ -1,4 +1,4 @@
-"""The batcher with its scheduler and books, on an engine of paper; and what a worker thinks of a silent engine (I2, I9)."""
+"""The batcher with its scheduler and books, on an engine of paper; and what is thought of a silent engine (I2, I9)."""
 
 import pytest
 from hypothesis import strategies as st

@@ -1,7 +1,7 @@
 """One prefill worker's brain among decode workers and an engine that do anything, in any order (I1, I2, I8).
 
-The books here know of every job what must have been offered by now, and what each offered block holds. A job is answered
-by exactly one of Refused, Failed and Done, and by nothing once it is cancelled, taken or its link is gone.
+The books here know of every job what must have been offered by now, and what each offered block holds. A job is
+answered by exactly one of Refused, Failed and Done, and by nothing once it is cancelled, taken or its link is gone.
 """
 
 from collections import deque
