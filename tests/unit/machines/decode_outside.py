@@ -48,7 +48,6 @@ from tests.unit.machines.paper import (
     identity,
 )
 
-BLOCKS = 10
 FINAL = ("refused", "failed", "no_prefill", "preempted")
 
 
@@ -101,12 +100,12 @@ class Told:
 class Outside:
     """The core, and what everybody around it knows."""
 
-    def __init__(self, wait_line: int) -> None:
-        settings = config(BLOCKS, wait_line=wait_line)
+    def __init__(self, blocks: int, wait_line: int) -> None:
+        settings = config(blocks, wait_line=wait_line)
         facts = Facts(identity("decode", "decode"), LAYOUT, VOCABULARY, MAX_CONTEXT, EOS)
         self.core = DecodeCore(settings, facts)
         self.now = 100.0
-        self.engine = PaperEngine(BLOCKS)
+        self.engine = PaperEngine(blocks)
         self.main: deque[Told] = deque()
         self.reads: dict[int, Read] = {}
         self.adding: list[AddPeer] = []
@@ -114,6 +113,7 @@ class Outside:
         self.asks: dict[str, Ask] = {}
         self.holders = {holder.peer: holder for holder in (Holder("p0"), Holder("p1"))}
         self.links: dict[str, str] = {}
+        self.torn = False  # reads bring other bytes than were offered
 
     # -- routers --------------------------------------------------------------------------------------------------
 
@@ -307,7 +307,7 @@ class Outside:
     def bring(self, read_id: int) -> None:
         """A read ends with what is in its holder's memory now."""
         read = self.reads.pop(read_id)
-        self.engine.slots[read.slot] = self.holders[read.peer].bytes_at(read.ranges)
+        self.engine.slots[read.slot] = [] if self.torn else self.holders[read.peer].bytes_at(read.ranges)
         self.report(ReadDone(read.id, 0.0))
 
     def work(self, peer: str, attempt: str, count: int) -> None:

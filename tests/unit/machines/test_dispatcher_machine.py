@@ -72,8 +72,8 @@ def word(kind: str, attempt: str, offset: int, max_tokens: int) -> pb.FromDecode
 class Dispatcher(RuleBasedStateMachine):
     """Two prefill workers, two decode workers, clients."""
 
-    @initialize(seed=st.integers(0, 99), wanted=st.lists(shapes, min_size=1, max_size=3))
-    def begin(self, seed: int, wanted: list[tuple[list[int], int, int, float]]) -> None:
+    @initialize(seed=st.integers(0, 99), wanted=st.lists(shapes, min_size=1, max_size=4), fault=st.sampled_from(FAULTS))
+    def begin(self, seed: int, wanted: list[tuple[list[int], int, int, float]], fault: str) -> None:
         rng = random.Random(seed)
         roles = {name: "prefill" if name[0] == "p" else "decode" for name in WORKERS}
         self.workers = [FakeWorker(name, role, rng, blocks=24) for name, role in roles.items()]
@@ -82,6 +82,7 @@ class Dispatcher(RuleBasedStateMachine):
         self.overloaded = 0
         self.cancelled = 0
         self.asked = 0
+        self.misbehave(0.2, fault)
         for one in wanted:
             self.ask(one)
 
@@ -215,7 +216,8 @@ class Dispatcher(RuleBasedStateMachine):
             return
         works = {w.submit.attempt: w for worker in self.workers for w in worker.works.values()}
         gone = [submit.attempt for worker in self.workers for submit in worker.gone]
-        attempt = data.draw(st.sampled_from(["", "nobody", *works, *gone]))
+        own = list(self.world.workers[address].works)
+        attempt = data.draw(st.sampled_from([*own, *own, *own, *works, *gone, "", "nobody"]))
         work = works.get(attempt)
         offset, most = (work.emitted[0], work.submit.max_tokens) if work else (0, 3)
         self.world.deliver()

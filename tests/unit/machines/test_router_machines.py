@@ -247,6 +247,13 @@ class OneWorker(RuleBasedStateMachine):
         self.failures = 0
         self.cooling_until = 0.0
 
+    @initialize(well=st.booleans())
+    def begin(self, well: bool) -> None:
+        if well:
+            self.watch_opens(set(), False)
+            self.session_opens("same")
+            self.status_comes(True, False)
+
     def event(self, **what: object) -> None:
         assert self.sequence is not None
         self.sequence += 1
