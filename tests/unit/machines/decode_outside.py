@@ -16,7 +16,16 @@ from cluster.stubs.link_pb2 import (
     RecheckedBlock,
     RecheckResult,
 )
-from cluster.stubs.session_pb2 import FromDecode, FromRouter, SampleState, Submit, TokenRun
+from cluster.stubs.session_pb2 import (
+    AttemptSettled,
+    FromDecode,
+    FromRouter,
+    ResumeAttempt,
+    RouterHello,
+    SampleState,
+    Submit,
+    TokenRun,
+)
 from decode_worker.core import DecodeCore
 from decode_worker.effects import Dial, Effect, HangUp, ToEngine, ToPrefill, ToRouter
 from decode_worker.state import Facts
@@ -48,7 +57,9 @@ from tests.unit.machines.paper import (
     identity,
 )
 
-FINAL = ("refused", "failed", "no_prefill", "preempted")
+FINAL = ("refused", "failed", "no_prefill", "preempted", "unknown")
+EPOCHS = {"r0": 1, "r1": 2}
+STOPPED = -1
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,7 @@ class Wish:
 class Ask:
     """One attempt as its router sees it."""
 
-    session: str
+    router: str
     submit: Submit
     truths: list[list[int]]
     got: list[list[int]]
@@ -86,6 +97,11 @@ class Ask:
     @property
     def live(self) -> bool:
         return not self.over and len(self.ended | self.stopped) < len(self.got)
+
+    def offsets(self) -> list[int]:
+        """How far its router is, per sample."""
+        over = self.ended | self.stopped
+        return [STOPPED if i in over else len(got) for i, got in enumerate(self.got)]
 
 
 @dataclass
@@ -104,12 +120,15 @@ class Outside:
         settings = config(blocks, wait_line=wait_line)
         facts = Facts(identity("decode", "decode"), LAYOUT, VOCABULARY, MAX_CONTEXT, EOS)
         self.core = DecodeCore(settings, facts)
-        self.now = 100.0
+        self.now = self.ticked_at = 100.0
         self.engine = PaperEngine(blocks)
         self.main: deque[Told] = deque()
         self.reads: dict[int, Read] = {}
         self.adding: list[AddPeer] = []
-        self.sessions: set[str] = set()
+        self.sessions: dict[str, str] = {}  # router -> the session that it speaks on
+        self.closed_at: dict[str, float] = {}
+        self.numbers = 0
+        self.knows: list[tuple[str, str]] = []  # (router, attempt) of ends that routers have read
         self.asks: dict[str, Ask] = {}
         self.holders = {holder.peer: holder for holder in (Holder("p0"), Holder("p1"))}
         self.links: dict[str, str] = {}
@@ -122,7 +141,7 @@ class Outside:
         if not self.sessions:
             return
         open_now = sorted(self.sessions)
-        session, attempt = open_now[wish.session % len(open_now)], f"a{len(self.asks) + 1}"
+        router, attempt = open_now[wish.session % len(open_now)], f"a{len(self.asks) + 1}"
         seeds = [(i, wish.seed) for i in range(len(wish.known))]
         truths = [answer(wish.prompt, i, seed, wish.max_tokens, wish.stops) for i, seed in seeds]
         got = [truth[:known] for truth, known in zip(truths, wish.known, strict=True)]
@@ -143,47 +162,61 @@ class Outside:
             preemptions=wish.preemptions,
             waited_s=wish.waited,
         )
-        self.asks[attempt] = Ask(session, submit, truths, got, ended, self.now + wish.deadline)
-        self.core.from_router(session, FromRouter(submit=submit), self.now)
-        self.settle()
+        self.asks[attempt] = Ask(router, submit, truths, got, ended, self.now + wish.deadline)
+        self.tell(router, FromRouter(submit=submit))
 
-    def tell(self, session: str, message: FromRouter) -> None:
-        self.core.from_router(session, message, self.now)
-        self.settle()
+    def tell(self, router: str, message: FromRouter) -> None:
+        if router in self.sessions:
+            self.core.from_router(self.sessions[router], message, self.now)
+            self.settle()
 
-    def close_session(self, session: str) -> None:
-        self.sessions.discard(session)
-        for ask in self.asks.values():
-            if ask.session == session and not ask.over:
-                ask.over = "session closed"
-        self.core.session_closed(session, self.now)
+    def open_session(self, router: str, dropped: str = "") -> None:
+        """A first session, or a newer one, which asks for what is missing of all attempts but `dropped`."""
+        self.numbers += 1
+        session = f"{router} {self.numbers}"
+        live = {name: ask for name, ask in self.asks.items() if ask.router == router and ask.live}
+        if dropped in live:
+            live.pop(dropped).over = "cancelled"
+        wanted = [ResumeAttempt(attempt=name, next_offsets=ask.offsets()) for name, ask in live.items()]
+        hello = RouterHello(epoch=EPOCHS[router], session=self.numbers, attempts=wanted)
+        self.sessions[router] = session
+        assert self.core.session_opened(session, hello, self.now)
+        self.closed_at.pop(router, None)
+        self.settle()
+        stale = RouterHello(epoch=EPOCHS[router], session=self.numbers)
+        assert not self.core.session_opened("an older one", stale, self.now)
+        assert not self.core.take_effects()
+
+    def close_session(self, router: str) -> None:
+        """Its attempts run on for a while: it may come back for what they write."""
+        self.closed_at[router] = self.now
+        self.core.session_closed(self.sessions.pop(router), self.now)
         self.settle()
 
     def _hear(self, session: str, message: FromDecode) -> None:
-        assert session in self.sessions, "sent on a session that is closed"
+        assert session in self.sessions.values(), "sent on a session that is closed"
+        router = session.split()[0]
         kind = message.WhichOneof("message")
         if kind == "tokens":
             for run in message.tokens.runs:
-                self._hear_run(session, run)
+                self._hear_run(router, run)
         elif kind != "hello":
             word = getattr(message, kind or "")
             ask = self.asks.get(word.attempt)
-            if ask is None:  # it was never a valid one
-                assert kind == "refused"
-                assert word.permanent
-                return
-            assert ask.session == session, "another router's attempt"
+            assert ask is not None, f"{kind} about nobody"
+            assert ask.router == router, "another router's attempt"
             assert ask.live, f"{kind} after the end"
             if kind in FINAL:
                 ask.over = kind
+                self.knows.append((router, word.attempt))
             assert kind != "refused" or not word.permanent, f"what fits was refused for good: {word.reason}"
             if kind == "failed":
                 late = word.reason == "deadline exceeded" and self.now > ask.deadline
                 assert late or ask.invalid or "failed its check" in word.reason, f"failed without cause: {word.reason}"
 
-    def _hear_run(self, session: str, run: TokenRun) -> None:
+    def _hear_run(self, router: str, run: TokenRun) -> None:
         ask = self.asks[run.attempt]
-        assert ask.session == session, "tokens for another router"
+        assert ask.router == router, "tokens for another router"
         if ask.over == "cancelled":  # they were on their way
             return
         assert not ask.over, f"tokens after {ask.over}"
@@ -197,6 +230,8 @@ class Outside:
         )
         if run.end:
             ask.ended.add(run.index)
+        if not ask.live:
+            self.knows.append((router, run.attempt))
 
     # -- engine ---------------------------------------------------------------------------------------------------
 
@@ -292,6 +327,7 @@ class Outside:
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
+        self.ticked_at = self.now
         self.core.tick(self.now)
         self.settle()
 
@@ -324,6 +360,9 @@ class Outside:
         """Carry out what the core wants, as far as it goes without anybody else."""
         for effect in self.core.take_effects():
             self._carry(effect)
+        known, self.knows = self.knows, []
+        for router, attempt in known:
+            self.tell(router, FromRouter(ended=AttemptSettled(attempt=attempt)))
 
     def _carry(self, effect: Effect) -> None:
         match effect:

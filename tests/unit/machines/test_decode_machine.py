@@ -26,6 +26,7 @@ from cluster.stubs.link_pb2 import (
 )
 from cluster.stubs.session_pb2 import CancelAttempt, FromRouter, StopSeq, Submit
 from decode_worker.attempts import Phase
+from decode_worker.effects import ToRouter
 from engine.messages import (
     Copy,
     CopyDone,
@@ -40,7 +41,8 @@ from tests.stateful import long, quick
 from tests.unit.machines.decode_outside import Outside, Wish
 from tests.unit.machines.paper import EMPTY, B
 
-SESSIONS = ("r0", "r1")
+ROUTERS = ("r0", "r1")
+RESUME_S = 5.0  # timing.resume_s
 PATIENCE_S = 9.0  # an engine that owes an answer for longer is lost; that is another test's subject
 TEXTS = [list(range(100 * t, 100 * t + 3 * B)) for t in (1, 2)]  # prompts are beginnings of these
 
@@ -86,7 +88,7 @@ class DecodeWorker(RuleBasedStateMachine):
         if warm:
             self.out.core.warm([holder.address for holder in self.out.holders.values()])
             self.out.settle()
-        self.open_session("r0")
+        self.out.open_session("r0")
         self.submit(wishes)
 
     # -- routers --------------------------------------------------------------------------------------------------
@@ -114,17 +116,15 @@ class DecodeWorker(RuleBasedStateMachine):
             self.out.core.check_integrity()
         self.out.torn = False
 
-    @rule(session=st.sampled_from(SESSIONS))
-    def open_session(self, session: str) -> None:
-        if session not in self.out.sessions:
-            self.out.sessions.add(session)
-            self.out.core.session_opened(session)
-            self.out.settle()
+    @rule(data=st.data(), router=st.sampled_from(ROUTERS))
+    def open_session(self, data: st.DataObject, router: str) -> None:
+        """Also beside one that is open: the newest is the one that counts."""
+        self.out.open_session(router, data.draw(st.sampled_from(["nobody", *self.out.asks])))
 
-    @rule(session=st.sampled_from(SESSIONS))
-    def close_session(self, session: str) -> None:
-        if session in self.out.sessions:
-            self.out.close_session(session)
+    @rule(router=st.sampled_from(ROUTERS))
+    def close_session(self, router: str) -> None:
+        if router in self.out.sessions:
+            self.out.close_session(router)
 
     @precondition(lambda self: self.out.sessions)
     @rule(wishes=st.lists(wishes, min_size=1, max_size=3))
@@ -133,40 +133,45 @@ class DecodeWorker(RuleBasedStateMachine):
             self.out.ask(wish)
 
     @precondition(lambda self: self.out.core.state.attempts)
-    @rule(data=st.data(), session=st.sampled_from(SESSIONS))
-    def submit_nonsense(self, data: st.DataObject, session: str) -> None:
+    @rule(data=st.data(), router=st.sampled_from(ROUTERS))
+    def submit_nonsense(self, data: st.DataObject, router: str) -> None:
         """An empty name, or one in use: refused for good to whoever asked, and the first one goes on."""
         attempt = data.draw(st.sampled_from(["", *sorted(self.out.core.state.attempts)]))
+        if router not in self.out.sessions:
+            return
         before = self.books()
-        self.out.core.from_router(
-            session, FromRouter(submit=Submit(attempt=attempt, prompt=[1], max_tokens=1)), self.out.now
-        )
+        nonsense = FromRouter(submit=Submit(attempt=attempt, prompt=[1], max_tokens=1))
+        self.out.core.from_router(self.out.sessions[router], nonsense, self.out.now)
         effects = self.out.core.take_effects()
-        refused = [e for e in effects if "refused" in repr(e)]
-        assert len(refused) == (session in self.out.sessions)
+        refused = [e for e in effects if isinstance(e, ToRouter) and e.message.HasField("refused")]
+        assert [e.message.refused.permanent for e in refused] == [True]
         for effect in effects:
             if effect not in refused:
                 self.out._carry(effect)
         assert self.books()["attempts"] == before["attempts"]
 
-    @rule(data=st.data(), session=st.sampled_from(SESSIONS), twice=st.booleans())
-    def cancel(self, data: st.DataObject, session: str, twice: bool) -> None:
+    @rule(data=st.data(), router=st.sampled_from(ROUTERS), twice=st.booleans())
+    def cancel(self, data: st.DataObject, router: str, twice: bool) -> None:
         """In any state, also after the end, also twice, also by a router whose it is not."""
         attempt = data.draw(st.sampled_from(["nobody", *self.out.asks]))
         ask = self.out.asks.get(attempt)
-        if ask is not None and ask.session == session and ask.live:
+        if router not in self.out.sessions:
+            return
+        if ask is not None and ask.router == router and ask.live:
             ask.over = "cancelled"
         for _ in range(1 + twice):
-            self.out.tell(session, FromRouter(cancel=CancelAttempt(attempt=attempt)))
-        assert ask is None or ask.session != session or attempt not in self.out.core.state.attempts
+            self.out.tell(router, FromRouter(cancel=CancelAttempt(attempt=attempt)))
+        assert ask is None or ask.router != router or attempt not in self.out.core.state.attempts
 
-    @rule(data=st.data(), session=st.sampled_from(SESSIONS), index=st.sampled_from([-1, 0, 0, 1, 7]))
-    def stop(self, data: st.DataObject, session: str, index: int) -> None:
+    @rule(data=st.data(), router=st.sampled_from(ROUTERS), index=st.sampled_from([-1, 0, 0, 1, 7]))
+    def stop(self, data: st.DataObject, router: str, index: int) -> None:
         attempt = data.draw(st.sampled_from(["nobody", *self.out.asks]))
         ask = self.out.asks.get(attempt)
-        if ask is not None and ask.session == session and 0 <= index < len(ask.got):
+        if router not in self.out.sessions:
+            return
+        if ask is not None and ask.router == router and 0 <= index < len(ask.got):
             ask.stopped.add(index)
-        self.out.tell(session, FromRouter(stop_seq=StopSeq(attempt=attempt, index=index)))
+        self.out.tell(router, FromRouter(stop_seq=StopSeq(attempt=attempt, index=index)))
 
     # -- links ----------------------------------------------------------------------------------------------------
 
@@ -326,6 +331,7 @@ class DecodeWorker(RuleBasedStateMachine):
         self.out.now += seconds
         for told in self.out.main:
             told.at += seconds
+        self.out.closed_at = {router: at + seconds for router, at in self.out.closed_at.items()}
         self.out.core.slept(seconds)
 
     @rule(at_once=st.booleans(), really=st.sampled_from([False] * 9 + [True]))
@@ -356,6 +362,8 @@ class DecodeWorker(RuleBasedStateMachine):
         for attempt in core.state.attempts:
             ask = self.out.asks[attempt]
             assert not ask.over, f"{attempt} still runs after {ask.over}"
+            left = self.out.closed_at.get(ask.router, self.out.ticked_at)
+            assert self.out.ticked_at - left <= RESUME_S, "its router did not come back in time"
         gauges = core.status().gauges
         steps = sum(isinstance(told.command, Step) for told in self.out.main)
         assert steps == core.state.batcher.in_flight
@@ -371,6 +379,8 @@ class DecodeWorker(RuleBasedStateMachine):
         if not hasattr(self, "out"):
             return
         out = self.out
+        for router in ROUTERS:
+            out.open_session(router)
         for _ in range(400):
             for peer in list(out.links):
                 out.close_link(peer)

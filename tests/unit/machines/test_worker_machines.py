@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cluster.stubs.common_pb2 import TokenLogprob
+from cluster.stubs.session_pb2 import TokenRun
 from decode_worker.outbox import Outbox
 from prefill_worker.readers import HELP_S, Readers
 from tests.stateful import long, quick
@@ -34,8 +35,9 @@ class Sending(RuleBasedStateMachine):
             return
         offset = self.written.get(sample, 0)
         self.written[sample] = offset + 1
-        word = TokenLogprob(logprob=-1.0) if logprob else None
-        self.outbox.add_token(attempt, index, offset, 1000 + offset, word, end)
+        words = [TokenLogprob(logprob=-1.0)] if logprob else []
+        run = TokenRun(attempt=attempt, index=index, offset=offset, ids=[1000 + offset], logprobs=words, end=end)
+        self.outbox.add(run)
         self.waiting.setdefault(sample, []).append(1000 + offset)
         self.urgent = self.urgent or offset == 0 or bool(end)
         if end:
