@@ -244,12 +244,14 @@ class Dispatcher(RuleBasedStateMachine):
         if address in self.world.sessions:
             return
         before = self.books()
-        self.world.apply(self.world.core.on_session(address, StreamClosed("again"), self.world.now))
         self.world.apply(self.world.core.on_session(address, pb.FromDecode(lost=pb.WorkerLost()), self.world.now))
         if address == "stranger:1":
             self.world.apply(self.world.core.on_session(address, StreamOpened(), self.world.now))
             self.world.apply(self.world.core.on_watch(address, StreamClosed(), self.world.now))
         assert self.books() == before
+        # Of a known worker this says that it did not take a new connection either: what ran there may be lost by it.
+        self.world.apply(self.world.core.on_session(address, StreamClosed("again"), self.world.now))
+        assert address in DECODE or self.books() == before
 
     # -- time -----------------------------------------------------------------------------------------------------
 
