@@ -71,17 +71,13 @@ wishes = st.builds(
     deadline=st.sampled_from([30.0, 30.0, 30.0, 1.0]),
     waited=st.sampled_from([0.0, 5.0]),
 )
+some = st.lists(wishes, min_size=1, max_size=4)
 
 
 class DecodeWorker(RuleBasedStateMachine):
     """Routers r0 and r1, holders p0 and p1."""
 
-    @initialize(
-        blocks=st.sampled_from([12, 15]),
-        wait_line=st.sampled_from([4, 1, 0]),
-        warm=st.booleans(),
-        wishes=st.lists(wishes, min_size=2, max_size=4),
-    )
+    @initialize(blocks=st.sampled_from([12, 15]), wait_line=st.sampled_from([4, 1, 0]), warm=st.booleans(), wishes=some)
     def begin(self, blocks: int, wait_line: int, warm: bool, wishes: list[Wish]) -> None:
         self.out = Outside(blocks, wait_line)
         self.drained = False
@@ -116,9 +112,8 @@ class DecodeWorker(RuleBasedStateMachine):
             self.out.core.check_integrity()
         self.out.torn = False
 
-    @rule(data=st.data(), router=st.sampled_from(ROUTERS))
+    @rule(data=st.data(), router=st.sampled_from(ROUTERS))  # beside one that is open, too: the newest counts
     def open_session(self, data: st.DataObject, router: str) -> None:
-        """Also beside one that is open: the newest is the one that counts."""
         self.out.open_session(router, data.draw(st.sampled_from(["nobody", *self.out.asks])))
 
     @rule(router=st.sampled_from(ROUTERS))
@@ -127,7 +122,7 @@ class DecodeWorker(RuleBasedStateMachine):
             self.out.close_session(router)
 
     @precondition(lambda self: self.out.sessions)
-    @rule(wishes=st.lists(wishes, min_size=1, max_size=3))
+    @rule(wishes=some)
     def submit(self, wishes: list[Wish]) -> None:
         for wish in wishes:
             self.out.ask(wish)
@@ -288,7 +283,7 @@ class DecodeWorker(RuleBasedStateMachine):
     @precondition(lambda self: self.out.reads)
     @rule(data=st.data(), how=st.sampled_from(["done", "failed", "torn"]))
     def end_a_read(self, data: st.DataObject, how: str) -> None:
-        """In any order; also one that was given up, whose peer is gone, or whose bytes are not what was offered."""
+        """In any order; also one that was given up, whose peer is gone, or with other bytes than were offered."""
         read_id = data.draw(st.sampled_from(sorted(self.out.reads)))
         if how == "done":
             self.out.bring(read_id)
@@ -371,8 +366,7 @@ class DecodeWorker(RuleBasedStateMachine):
         assert slots == len(self.out.busy_slots()), "slots and reads do not add up"
         if not core.state.attempts and not steps and not any(isinstance(told.command, Copy) for told in self.out.main):
             assert gauges["blocks_in_use"] == 0, "blocks without an owner"
-        if self.drained:
-            assert not any(a.phase is Phase.WAITING for a in core.state.attempts.values())
+        assert not self.drained or not any(a.phase is Phase.WAITING for a in core.state.attempts.values())
 
     def teardown(self) -> None:
         """Every peer leaves, the engine goes on: each attempt comes to its end, and then nothing is held."""

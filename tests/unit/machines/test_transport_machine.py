@@ -3,6 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from numpy.typing import NDArray
 
 from cluster.core.clock import ManualClock
 from engine.messages import PeerAdded, PeerFailed, ReadDone, ReadFailed
@@ -23,7 +24,7 @@ class Reading(RuleBasedStateMachine):
         self.staging = np.zeros((SLOTS, 2 * BLOCK), np.uint8)
         self.reader.register(np.zeros((1, BLOCK), np.uint8), self.staging)
         self.holders: dict[str, InProcessTransport] = {}
-        self.pools: dict[str, np.ndarray] = {}  # type: ignore[type-arg]
+        self.pools: dict[str, NDArray[np.uint8]] = {}
         self.known: set[str] = set()
         self.adding: list[tuple[str, bool]] = []
         self.reads: dict[int, tuple[str, list[int], int] | None] = {}  # None: it must fail
