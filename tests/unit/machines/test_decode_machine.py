@@ -45,6 +45,7 @@ ROUTERS = ("r0", "r1")
 RESUME_S = 5.0  # timing.resume_s
 PATIENCE_S = 9.0  # an engine that owes an answer for longer is lost; that is another test's subject
 TEXTS = [list(range(100 * t, 100 * t + 3 * B)) for t in (1, 2)]  # prompts are beginnings of these
+LENGTHS = (1, B - 1, B, B + 1, 2 * B, 2 * B, 3 * B - 1, 3 * B)
 
 illegal_reports = st.sampled_from(
     [StepDone(9999, [], [], {}, 0.0), CopyDone(9999, [], 0.0), ReadDone(9999, 0.0), ReadFailed(9999, "?"),
@@ -59,7 +60,7 @@ offered_blocks = st.builds(
 wishes = st.builds(
     Wish,
     session=st.integers(0, 1),
-    prompt=st.tuples(st.sampled_from(TEXTS), st.integers(1, 3 * B)).map(lambda drawn: drawn[0][: drawn[1]]),
+    prompt=st.tuples(st.sampled_from(TEXTS), st.sampled_from(LENGTHS)).map(lambda drawn: drawn[0][: drawn[1]]),
     known=st.sampled_from([(0,), (0,), (3,), (0, 0), (1, 0), (6, 0)]),
     max_tokens=st.integers(1, 16),
     seed=st.integers(0, 3),
@@ -90,8 +91,8 @@ class DecodeWorker(RuleBasedStateMachine):
     # -- routers --------------------------------------------------------------------------------------------------
 
     @rule(
-        wanted=st.lists(wishes, max_size=2),
-        moves=st.integers(5, 150),
+        wanted=st.lists(wishes, max_size=4),
+        moves=st.sampled_from([150, 40, 10]),
         seed=st.integers(0, 999),
         torn=st.sampled_from([False, False, True]),
         rotten=st.sampled_from([False, False, True]),
@@ -130,7 +131,6 @@ class DecodeWorker(RuleBasedStateMachine):
     @precondition(lambda self: self.out.core.state.attempts)
     @rule(data=st.data(), router=st.sampled_from(ROUTERS))
     def submit_nonsense(self, data: st.DataObject, router: str) -> None:
-        """An empty name, or one in use: refused for good to whoever asked, and the first one goes on."""
         attempt = data.draw(st.sampled_from(["", *sorted(self.out.core.state.attempts)]))
         if router not in self.out.sessions:
             return

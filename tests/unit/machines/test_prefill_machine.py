@@ -137,6 +137,7 @@ class PrefillWorker(RuleBasedStateMachine):
     def cooperate(self, link: str, wanted: list[Job], count: int, rotten: bool) -> None:
         """Some more work, and an engine that does it: without it few histories would get beyond a first chunk."""
         if rotten:
+            self.compute(99)
             self.rot()
         self.open_link(link)
         self.ask(link, wanted)
