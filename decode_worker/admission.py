@@ -9,6 +9,7 @@
 import math
 from collections.abc import Callable
 
+from cluster.core.errors import IntegrityError
 from cluster.core.keys import KeyChain, root_key
 from cluster.stubs.session_pb2 import AttemptRefused, FromDecode, Submit
 from decode_worker.attempts import Attempt, Phase, make_attempt, spec
@@ -80,7 +81,9 @@ class Admission:
 
     def digests(self, report: DigestDone, now: float) -> None:
         """The bytes of an attempt's prefix hits, as they are now."""
-        attempt = self._checks.pop(report.id)
+        attempt = self._checks.pop(report.id, None)
+        if attempt is None:
+            raise IntegrityError(f"digests {report.id} came but were never asked for")
         if self._state.attempts.get(attempt.id) is not attempt or attempt.phase is not Phase.CHECKING:
             return
         assert attempt.prompt is not None

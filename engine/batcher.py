@@ -72,11 +72,10 @@ class Batcher:
         if self._in_flight is not None:
             return None
         rows: list[tuple[Sequence, Row]] = []
-        for sequence, share in choose(self.sequences.values(), self.budget):
-            if not self._fit(sequence, share):
-                continue
-            rows.append((sequence, self._row(sequence, share)))
-        rows = [(s, row) for s, row in rows if s.id in self.sequences]
+        before = -1
+        while not rows and before != len(self.sequences):  # who made room may have been all who were chosen
+            before = len(self.sequences)
+            rows = self._rows()
         if not rows:
             return None
         self.plan += 1
@@ -108,6 +107,14 @@ class Batcher:
             results.append(RowResult(sequence, done.samples[number] if not error else [], complete, error))
         self.books.plan_back(done.plan)
         return results
+
+    def _rows(self) -> list[tuple[Sequence, Row]]:
+        """The rows of a plan, each with its blocks, without those that had to make room for others."""
+        rows = []
+        for sequence, share in choose(self.sequences.values(), self.budget):
+            if self._fit(sequence, share):
+                rows.append((sequence, self._row(sequence, share)))
+        return [(s, row) for s, row in rows if s.id in self.sequences]
 
     def _fit(self, sequence: Sequence, share: int) -> bool:
         """Own the blocks that this row writes; ask for room as long as that helps."""

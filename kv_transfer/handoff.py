@@ -145,7 +145,7 @@ class HandOff:
 
     def read_done(self, read_id: int) -> list[int]:
         """The bytes are in the slot and will be copied; returns the block indexes, in slot order."""
-        indexes = self._reads[read_id]
+        indexes = self._indexes(read_id)
         self._move(indexes, "copy")
         return indexes
 
@@ -162,7 +162,11 @@ class HandOff:
     def copy_done(self, read_id: int, digests: Sequence[bytes]) -> tuple[list[Verified], list[OfferedBlock]]:
         """Judge the copies by the offered digests. Returns (verified, doubted blocks to recheck with the holder)."""
         verified, doubted = [], []
-        for index, digest in zip(self._reads.pop(read_id), digests, strict=True):
+        indexes = self._indexes(read_id)
+        if len(digests) != len(indexes) or any(self._state[index] is not State.COPYING for index in indexes):
+            raise IntegrityError(f"{len(digests)} digests cannot judge read {read_id} of blocks {indexes}")
+        del self._reads[read_id]
+        for index, digest in zip(indexes, digests, strict=True):
             offered = self._offered[index]
             if digest == offered.digest:
                 self._move([index], "verified")
@@ -205,9 +209,14 @@ class HandOff:
         self._totals[outcome] += times
 
     def _missing_again(self, read_id: int, event: str) -> None:
-        indexes = self._reads[read_id]
-        self._move(indexes, event)
+        self._move(self._indexes(read_id), event)
         del self._reads[read_id]
+
+    def _indexes(self, read_id: int) -> list[int]:
+        indexes = self._reads.get(read_id)
+        if indexes is None:
+            raise IntegrityError(f"read {read_id} is not in progress: it cannot end")
+        return indexes
 
     def _move(self, indexes: Sequence[int], event: str) -> None:
         targets = []

@@ -65,6 +65,8 @@ class Staging:
 
     def give_up(self, read_id: int) -> None:
         """Nobody waits for this read any more; its slot stays out of use until the read has ended."""
+        if read_id not in self._reading:
+            raise IntegrityError(f"read {read_id} is given up but not in progress")
         self._set_aside[read_id] = self._reading.pop(read_id)
 
     def read_ended(self, read_id: int, *, bytes_wanted: bool) -> int | None:
@@ -84,6 +86,8 @@ class Staging:
 
     def copy_ended(self, read_id: int) -> None:
         """The bytes are out of the slot."""
+        if read_id not in self._copying:
+            raise IntegrityError(f"copy {read_id} ended but was never started")
         self._free.append(self._copying.pop(read_id))
 
     def check_integrity(self) -> None:

@@ -7,6 +7,7 @@ it may still lose - the generation and the digest in the offer are what the read
 from collections import Counter
 
 from cluster.core.config import ClusterConfig
+from cluster.core.errors import IntegrityError
 from cluster.core.keys import KeyChain, root_key
 from cluster.stubs.common_pb2 import TokenLogprob, TopToken, WorkerIdentity
 from cluster.stubs.link_pb2 import (
@@ -105,7 +106,9 @@ class PrefillCore:
             self.counters["steps"] += 1
         elif isinstance(report, DigestDone):
             self._overdue.heard()
-            checked = self._checks.pop(report.id)
+            checked = self._checks.pop(report.id, None)
+            if checked is None:
+                raise IntegrityError(f"digests {report.id} came but were never asked for")
             if isinstance(checked, Job):
                 self._checked(checked, report.digests, now)
             else:
@@ -119,10 +122,11 @@ class PrefillCore:
     def tick(self, now: float) -> None:
         """Deadlines, pins that nobody took, an overdue plan (I9)."""
         for job in list(self.jobs.values()):
-            if now > job.deadline:
+            if job.phase is Phase.DONE:  # it was told so: another word about it would be a second outcome
+                if now > min(job.pinned_until, job.deadline):
+                    self._leave(job, "pins_expired")
+            elif now > job.deadline:
                 self._fail(job, "deadline exceeded", invalid=False)
-            elif job.phase is Phase.DONE and now > job.pinned_until:
-                self._leave(job, "pins_expired")
         sent_at = self.batcher.plan_sent_at if self.batcher.in_flight else None
         waited = self._overdue.check(now, sent_at, self.batcher.in_flight_tokens, asked=bool(self._checks))
         if waited is not None:

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from hypothesis import settings
+
+import tests.stateful  # noqa: F401 - registers the profile
 
 pytest_plugins = ["tests.verify_record"]
+settings.load_profile("headrace")
 
 MARK = "HEADRACE_TEST_SESSION"
 """Set in our environment, so that every process started from here carries it, however it detaches itself."""

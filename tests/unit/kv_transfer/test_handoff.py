@@ -142,6 +142,29 @@ def test_an_illegal_move_raises_and_changes_nothing(event: str) -> None:
     assert h.states() == before
 
 
+@pytest.mark.parametrize("digests", [[], [b"d0"], [b"d0", b"d1", b"d2"]])
+def test_digests_that_do_not_fit_the_read_judge_nothing(digests: list[bytes]) -> None:
+    h = handoff(2)
+    h.offer(0, [offered(0), offered(1)])
+    h.start_read(1, [0, 1])
+    h.read_done(1)
+    with pytest.raises(IntegrityError, match="cannot"):
+        h.copy_done(1, digests)
+    assert h.states() == [State.COPYING, State.COPYING]
+    assert not h.outcomes
+    h.copy_done(1, [b"d0", b"d1"])
+    assert h.complete
+
+
+@pytest.mark.parametrize("event", ["read_done", "read_failed", "give_up"])
+def test_the_end_of_an_unknown_read_raises_and_changes_nothing(event: str) -> None:
+    h = handoff(1)
+    with pytest.raises(IntegrityError, match="cannot"):
+        getattr(h, event)(7)
+    assert h.states() == [State.MISSING]
+    assert not h.outcomes
+
+
 class Histories(RuleBasedStateMachine):
     """Offers, reads, failures, lies and changes of holder in any order."""
 

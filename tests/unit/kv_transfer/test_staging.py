@@ -49,6 +49,20 @@ def test_the_end_of_an_unknown_read_is_a_bug() -> None:
         Staging(1).read_ended(7, bytes_wanted=True)
 
 
+def test_moves_of_reads_that_are_not_there_raise_and_change_nothing() -> None:
+    staging = Staging(2)
+    read, slot = staging.start_read("p") or (0, 0)
+    with pytest.raises(IntegrityError, match="not in progress"):
+        staging.give_up(7)
+    with pytest.raises(IntegrityError, match="never started"):
+        staging.copy_ended(read)
+    assert staging.read_ended(read, bytes_wanted=True) == slot
+    with pytest.raises(IntegrityError, match="not in progress"):
+        staging.give_up(read)
+    staging.check_integrity()
+    assert (staging.in_use, staging.set_aside) == (1, 0)
+
+
 class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
