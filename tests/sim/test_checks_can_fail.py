@@ -8,7 +8,7 @@ import pytest
 
 from cluster.stubs.link_pb2 import PrefillHello
 from decode_worker.decoding import Decoding
-from decode_worker.peers import Peers
+from decode_worker.peers import Peer, Peers
 from kv_transfer.handoff import HandOff
 from kv_transfer.staging import Staging
 from prefill_worker.core import PrefillCore
@@ -90,7 +90,11 @@ def keep_links_to_another_life(patch: Patch) -> None:
             self._state.effects.pop()
         return reason
 
+    def by_agent(self: Peers, agent: str) -> Peer | None:
+        return self._peers.get(agent)
+
     patch.setattr(Peers, "opened", opened)
+    patch.setattr(Peers, "_by_agent", by_agent)
 
 
 MUTANTS: list[Callable[[Patch], None]] = [
