@@ -108,8 +108,9 @@ def fit(ask: Ask, ids: list[int] | tuple[int, ...], limits: Limits) -> Fit:
             code="context_length_exceeded",
         )
     if ask.max_tokens is not None and ask.max_tokens > room:
+        each = f" for each of n = {n} answers" if n > 1 else ""
         raise InvalidRequest(
-            f"after {len(ids)} prompt tokens {ask.spelling.max_tokens} can be at most {room}, not {ask.max_tokens}",
+            f"after {len(ids)} prompt tokens {ask.spelling.max_tokens} can be at most {room}{each}, not {ask.max_tokens}",
             param=ask.spelling.max_tokens,
             code="context_length_exceeded",
         )
