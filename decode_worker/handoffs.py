@@ -36,6 +36,8 @@ from kv_transfer.handoff import HandOff
 from kv_transfer.ranges import merge_ranges
 
 MAX_PREFILL_TRIES = 2
+_HOLDERS_FAULTS = ("read timed out", "read failed", "no offer in time", "job failed")  # but no refusal, no lost link
+_HOLDERS_LIES = ("offered other content", "sent other first tokens")
 POKE_S = 0.05  # a read that takes longer may need the holder to poll, whatever the warm-up showed
 
 
@@ -277,6 +279,8 @@ class HandOffs:
         if transfer.peer is not None:
             self._state.counters["job_refused" if refused else f"handoff_left: {cause}"] += 1
             transfer.refusals.append(f"{transfer.peer.address.worker}: {detail or cause}")
+            if cause in (*_HOLDERS_FAULTS, *_HOLDERS_LIES) and self._peers.breaker(transfer.peer).failed(now):
+                self._state.counters["breaker_opened"] += 1
             self._leave_holder(transfer, cancel=not refused)
             self._give_up_reads(transfer)
         if transfer.handoff.complete and not transfer.attempt.undrawn:
@@ -302,6 +306,8 @@ class HandOffs:
         unusable = peer.reason if peer.link is LinkState.MISMATCH else ""
         if self._state.staging.stuck(peer.name):
             unusable = "reads that do not end hold all the slots it may have"
+        elif not unusable and not self._peers.breaker(peer).allows(now):
+            unusable = "its last hand-offs failed, one after the other"
         if unusable:
             self._next_holder(transfer, "unusable", now, detail=unusable, refused=True)
             return
@@ -384,6 +390,7 @@ class HandOffs:
         del self._transfers[transfer.attempt.id]
         self._close(transfer, "recomputed")
         if transfer.peer is not None:
+            self._peers.breaker(transfer.peer).succeeded()
             taken = Taken(attempt=transfer.attempt.id, until_position=len(transfer.attempt.prompt_ids), all=True)
             self._peers.send(transfer.peer, FromDecodePeer(taken=taken))
         self._on.settled(transfer.attempt, transfer, now)

@@ -6,6 +6,7 @@ from enum import Enum, auto
 from cluster.core.ids import agent_name
 from cluster.stubs.common_pb2 import WorkerAddress, WorkerIdentity
 from cluster.stubs.link_pb2 import FromDecodePeer, PrefillHello, Warmed
+from decode_worker.breaker import Breaker
 from decode_worker.effects import Dial, HangUp
 from decode_worker.state import State
 from engine.messages import AddPeer, DropPeer, PeerAdded, PeerFailed
@@ -46,6 +47,7 @@ class Peers:
         self._peers: dict[str, Peer] = {}
         self._members: dict[str, WorkerAddress] = {}
         self._missed: dict[str, float] = {}  # members without a link: when to dial them again
+        self._breakers: dict[str, Breaker] = {}  # outlive links
 
     def get(self, peer: str) -> Peer | None:
         return self._peers.get(peer)
@@ -59,6 +61,10 @@ class Peers:
             self._state.effects.append(Dial(name, address))
         return peer
 
+    def breaker(self, peer: Peer) -> Breaker:
+        """The breaker of this pair, for as long as the peer lives."""
+        return self._breakers.setdefault(peer.name, Breaker())
+
     def members(self, addresses: list[WorkerAddress]) -> None:
         """Every prefill worker that exists, dialled before the first request needs it."""
         self._members = {agent_name(a.worker, a.epoch): a for a in addresses}
@@ -67,6 +73,8 @@ class Peers:
             del self._peers[peer.name]
         for address in addresses:
             self.reach(address)
+        living = self._members.keys() | self._peers.keys()
+        self._breakers = {name: breaker for name, breaker in self._breakers.items() if name in living}
 
     def keep_up(self, now: float) -> None:
         """Dial members again whose link was lost, each after a pause of its own so that not all dial at once."""

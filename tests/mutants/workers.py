@@ -104,6 +104,13 @@ MUTANTS = (
         f"{ROOM}::test_the_youngest_is_pre_empted_and_never_one_that_is_protected",
     ),
     Mutant(
+        "never open a breaker",
+        "decode_worker/breaker.py",
+        "self.failures += 1",
+        "self.failures = 1",
+        "tests/unit/workers/test_breaker.py::test_a_wire_that_is_broken_is_not_tried_by_every_request",
+    ),
+    Mutant(
         "off by one: offset + 1 on resume",
         "decode_worker/sessions.py",
         "router.outbox.add(sample.run(attempt.id, offset))",
