@@ -64,6 +64,10 @@ class Disturbances:
             told.append(each.kind.split()[0] + (" with others" if others else ""))
         return told
 
+    def count(self, name: str, kinds: tuple[str, ...]) -> int:
+        """How often one of these was done to this program."""
+        return sum(d.name == name and d.kind.split()[0] in kinds for d in self.done)
+
     def happened(self, name: str, kinds: tuple[str, ...], begin: float, end: float) -> bool:
         """Whether one of `kinds` was done to this program while something ran from `begin` to `end`."""
         return any(d.name == name and d.kind in kinds and begin <= d.end and d.begin <= end for d in self.done)

@@ -94,7 +94,8 @@ async def over_grpc(
     except TimeoutError:
         exchange.end = End.LEFT
     except grpc.aio.AioRpcError as error:
-        exchange.end, exchange.detail = _grpc_end(error, manner), f"{error.code().name}: {error.details()}"
+        exchange.end = _grpc_end(error, manner, begun=bool(exchange.arrivals))
+        exchange.detail = f"{error.code().name}: {error.details()}"
     finally:
         call.cancel()
     return exchange
@@ -205,8 +206,13 @@ async def _read_grpc(
             exchange.completion_tokens = response.summary.completion_tokens
 
 
-def _grpc_end(error: grpc.aio.AioRpcError, manner: Manner) -> End:
+def _grpc_end(error: grpc.aio.AioRpcError, manner: Manner, *, begun: bool) -> End:
+    """`begun`: tokens have come already; then nothing is a reason to ask again."""
     code, details = error.code(), error.details() or ""
+    if begun and code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return End.FAILED
+    if begun and code is grpc.StatusCode.UNAVAILABLE:
+        return End.BROKEN
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return End.BUSY
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and manner.deadline_s is not None:

@@ -63,6 +63,9 @@ async def _serve(table: Table, rng: random.Random, ask: Ask, manner: Manner) -> 
         router = table.routers.pick(rng)
         if router is None:
             tally.retries["no router"] += 1
+            if clock.now() > give_up:
+                _note(tally.failed, f"no router ran within {DEADLINE_S:.0f} s")
+                return "failed"
             await asyncio.sleep(0.1)
             continue
         exchange = await _send(table, router, ask, manner)

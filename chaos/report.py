@@ -36,6 +36,7 @@ class Report:
     routers: Counter[str]
     unrecovered: list[str] = field(default_factory=list)
     leaked: dict[str, int] = field(default_factory=dict)
+    crashed: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -50,6 +51,7 @@ class Report:
             *(f"hung: {words}" for words in self.tally.hung),
             *(f"not back within a minute: {words}" for words in self.unrecovered),
             *(f"leaked: {name}: {count}" for name, count in self.leaked.items()),
+            *(f"died by itself: {words}" for words in self.crashed),
         ]
 
     def lines(self) -> Iterator[str]:

@@ -86,6 +86,8 @@ class Routers:
         """Every gauge of every process that is not 0, and every worker that is not ready in some router's eyes (I2)."""
         used: dict[str, int] = {}
         expected = [name for name in self._cluster.names if not name.startswith("router")]
+        missing = len(self._cluster.names) - len(expected) - len(self.all())
+        used["routers that do not run"] = missing
         for router in self.all():
             said = await self._look(router, 2.0)
             if said is None:

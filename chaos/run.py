@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from chaos.ask import Ask, random_ask
-from chaos.disturb import Disturber
+from chaos.disturb import Disturbances, Disturber
 from chaos.load import Table, clients
 from chaos.record import record
 from chaos.reference import RecordedReference, Reference, TracerReference
@@ -53,12 +53,16 @@ async def _run(settings: ChaosSettings, cluster: LocalCluster, say: Say, clock: 
         began = clock.now()
         await _disturbed(table, disturber, say)
         seconds = clock.now() - began
-        await _until(lambda: _all_ready(cluster, routers), CALM_S, clock)
+        calm = await _until(lambda: _all_ready(cluster, routers), CALM_S, clock)
         # What a router that died near the end left behind is kept until it has been missed for long enough.
         leaked = await _left_in_use(routers, clock, QUIET_S + cluster.config.timing.resume_s)
         await routers.look()
-        faults, unrecovered = disturber.disturbances.kinds(), disturber.unrecovered
-        return Report(seconds, tally, faults, routers.workers.sums(), routers.routers.sums(), unrecovered, leaked)
+        faults, unrecovered = disturber.disturbances.kinds(), [*disturber.unrecovered]
+        if not calm:
+            unrecovered.append("every program, ready in the eyes of every router")
+        crashed = _crashed(cluster, disturber.disturbances)
+        counted = routers.workers.sums(), routers.routers.sums()
+        return Report(seconds, tally, faults, *counted, unrecovered=unrecovered, leaked=leaked, crashed=crashed)
     finally:
         await routers.close()
 
@@ -115,6 +119,17 @@ async def _left_in_use(routers: Routers, clock: Clock, within_s: float) -> dict[
 
     await _until(quiet, within_s, clock)
     return left
+
+
+def _crashed(cluster: LocalCluster, disturbances: Disturbances) -> list[str]:
+    """Programs that died more often than they were killed. A stall may last long enough to end an engine (I9)."""
+    found = []
+    for name in cluster.names:
+        status = cluster.status(name)
+        died, killed = 0 if status is None else status.restarts, disturbances.count(name, ("kill", "stall"))
+        if died > killed:
+            found.append(f"{name} died {died} times, was killed {killed} times; its log says why")
+    return found
 
 
 async def _all_ready(cluster: LocalCluster, routers: Routers) -> bool:

@@ -75,6 +75,8 @@ class GcsKeeper:
                 _log.warning("Ray's GCS was started again")
             except LaunchFailed as error:
                 _log.error("cannot start Ray's GCS: %s", error)
+            except Exception:  # the guard of this loop: with this thread the GCS would end, for good
+                _log.exception("cannot start Ray's GCS")
 
     def _await_tables(self, tables: Tables) -> bool:
         """False when the cluster leaves first."""

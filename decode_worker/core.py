@@ -204,6 +204,11 @@ class DecodeCore:
             self.state.effects.append(Lost(f"the engine is overdue with plan {batcher.plan} after {waited:.1f} s"))
         self._after(now)
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to finish, and nothing that somebody may come back for."""
+        return not self.state.attempts and not self.state.sessions.owed
+
     # -- leaving --------------------------------------------------------------------------------------------------
 
     def drain(self, now: float) -> None:

@@ -168,7 +168,8 @@ class HandOffs:
         if transfer is None or transfer.first_known:
             return
         vocabulary = range(self._state.facts.vocab_size)
-        named = [token.index for token in message.tokens if token.id in vocabulary]
+        bare = transfer.attempt.submit.sampling.logprobs < 0
+        named = [t.index for t in message.tokens if t.id in vocabulary and (bare or t.HasField("logprob"))]
         if sorted(named) != transfer.asked or len(named) != len(message.tokens):
             self._next_holder(transfer, "sent other first tokens", now)
             return

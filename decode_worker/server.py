@@ -217,7 +217,7 @@ async def serve(context: ProgramContext) -> None:
             tick=worker.tick,
             slept=core.slept,
             tasks=(worker.follow_engine(), worker.follow_members(context), worker.links.failure, worker.errors.future),
-            idle=lambda: not core.state.attempts,
+            idle=lambda: core.idle,
             drain=worker.drain,
             hand_over=worker.hand_over,
             flushed=worker.flushed,

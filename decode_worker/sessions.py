@@ -73,6 +73,7 @@ class Sessions:
     def gone(self, now: float, patience_s: float) -> list[int]:
         """Routers that did not come back in time. They are forgotten; so are ends that nobody asked for."""
         for router in self._routers.values():
+            router.broken_at = min(router.broken_at, now)  # `slept` may count a break that came after the sleep
             for attempt in list(router.ended.values()):
                 attempt.kept_until = attempt.kept_until or now + LOG_S
                 if now > attempt.kept_until:
@@ -155,6 +156,11 @@ class Sessions:
         """Every attempt belongs to a router that is known. Raises IntegrityError."""
         if strangers := {a.router for a in attempts} - self._routers.keys():
             raise IntegrityError(f"attempts of routers that are forgotten: {sorted(strangers)}")
+
+    @property
+    def owed(self) -> bool:
+        """Whether a router whose session is broken may still come back for something."""
+        return any(router.ended for router in self._routers.values() if router.session is None)
 
     @property
     def unsettled(self) -> int:

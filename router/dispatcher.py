@@ -163,7 +163,7 @@ class DispatcherCore:
             self._reconnect(worker, now)
         for worker in self._workers.by_address.values():
             if worker.unreachable(now, self._resume_s):
-                self._endings.lose(worker, "its session did not come back", now)
+                self._endings.lose(worker, "its session did not come back", now, blamed=not worker.watch.open)
         for follow in list(self._books.requests.values()):
             if now >= follow.deadline:
                 self._endings.finish(follow, DeadlineExceeded(f"not finished within {follow.request.deadline_s:g} s"))
@@ -228,11 +228,11 @@ class DispatcherCore:
 
     def _session_broken(self, worker: WorkerView, reason: str, now: float) -> None:
         """Its attempts wait for the next session, unless there is nobody to open one with."""
-        again = not worker.session.open
+        again, usable = not worker.session.open, worker.session_ready()
         worker.session_closed()
+        self._endings.counters["sessions_broken"] += usable
         if worker.session.broken_at is None:
             worker.session.broken_at = now
-            self._endings.counters["sessions_broken"] += 1
         if again and not worker.watch.open:
             self._endings.lose(worker, f"session closed: {reason}", now)
 

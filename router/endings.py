@@ -75,27 +75,40 @@ class Endings:
         for event in follow.exhausted():
             self.effects.append(Deliver(follow.request.request_id, event))
         tries = follow.tries
-        returning = tries.failures + tries.preemptions + tries.handed_over > 0
+        returning = tries.failures + tries.lost + tries.preemptions + tries.handed_over > 0
         not_before = now + delay_s * self._rng.uniform(0.75, 1.25)
         self._books.queue.put_back(follow.entry, now, returning=returning, not_before=not_before)
         if follow.complete:
             self.finish(follow, None)
 
-    def failed(self, follow: Follow, attempt: Attempt, why: str, now: float) -> None:
-        """A released request whose attempt failed: another one, on another worker if there is one, or the end."""
+    def failed(self, follow: Follow, attempt: Attempt, why: str, now: float, *, blamed: bool = True) -> None:
+        """A released request whose attempt failed: another one, on another worker if there is one, or the end.
+
+        Not `blamed`: a connection was lost, the worker may be well; such an attempt is none of max_attempts.
+        """
         self.counters["attempts_failed"] += 1
-        follow.tries.failures += 1
+        follow.tries.failures += blamed
+        follow.tries.lost += not blamed
         follow.tries.avoid.add(attempt.epoch)
         follow.entry.blocked_since = None
-        self.put_back(follow, now)
+        self.put_back(follow, now, delay_s=0.0 if blamed else _lost_delay_s(follow.tries.lost))
         if follow.tries.failures >= self._max_attempts and follow.request.request_id in self._books.requests:
             self.unserved(follow, f"{follow.tries.failures} attempts failed, the last one: {why}")
 
-    def lose(self, worker: WorkerView, why: str, now: float) -> None:
-        """Every attempt on this decode worker is lost. Should it come back as the same peer, its Hello cancels them."""
+    def lose(self, worker: WorkerView, why: str, now: float, *, blamed: bool = True) -> None:
+        """Every attempt on this decode worker is lost. Should it come back as the same peer, its hello cancels them.
+
+        A session that is open already was greeted with a hello that may have named them: there they are cancelled.
+        """
         lost = self._books.running_on(worker)
-        if lost:
+        if lost and blamed:
             worker.health.failed(now)
         for follow in lost:
             attempt = self._books.release(follow)
-            self.failed(follow, attempt, why, now)
+            self.send(worker.address, pb.FromRouter(cancel=pb.CancelAttempt(attempt=attempt.id)))
+            self.failed(follow, attempt, why, now, blamed=blamed)
+
+
+def _lost_delay_s(times: int) -> float:
+    """The first time at once; who loses it again and again is not asked in a hot loop."""
+    return min(2.0, 0.05 * 2.0 ** min(times, 6)) if times > 1 else 0.0

@@ -63,6 +63,7 @@ class Tries:
 
     number: int = 0
     failures: int = 0
+    lost: int = 0  # with a connection, nobody's fault
     preemptions: int = 0
     handed_over: int = 0  # by workers that left in order
     no_prefill: int = 0

@@ -81,6 +81,8 @@ class Hearing:
             return
         follow, attempt = found
         self._accepted(worker, follow, attempt, now)
+        if attempt.handed_off:  # said again after a break: it is over
+            return
         follow.on_prefill(message)
         self._books.move_prefill(attempt, attempt.prefill.get(message.worker))
         self._books.acknowledge(attempt)
@@ -193,7 +195,7 @@ class Hearing:
         follow, attempt = found
         self._books.release(follow)
         if attempt.accepted:
-            self._endings.failed(follow, attempt, f"{worker.name} does not know the attempt", now)
+            self._endings.failed(follow, attempt, f"{worker.name} does not know the attempt", now, blamed=False)
         else:  # its Submit, or the refusal, was lost with the session: nothing has failed
             self._endings.counters["attempts_lost_on_the_way"] += 1
             self._endings.put_back(follow, now)

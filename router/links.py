@@ -19,7 +19,6 @@ from router.effects import StreamClosed
 
 CONNECT_S = 3.0
 _FIRST_DELAY_S = 0.1
-_LONGEST_DELAY_S = 3.0
 _HEALTHY_S = 5.0
 _log = logging.getLogger(__name__)
 
@@ -40,6 +39,8 @@ async def connect(connection: grpc.aio.Channel) -> None:
 
 class StreamKeeper(abc.ABC):
     """One stream, kept up in a task of its own until `close`. `failed` gets errors of our own code, never a peer's."""
+
+    longest_delay_s = 3.0
 
     def __init__(self, address: str, metadata: Metadata, clock: Clock, rng: random.Random, failed: OnFailure) -> None:
         self.address = address
@@ -111,7 +112,7 @@ class StreamKeeper(abc.ABC):
             self.report_closed(StreamClosed(reason))
 
     def _back_off(self) -> None:
-        self._delay_s = min(_LONGEST_DELAY_S, max(_FIRST_DELAY_S, self._delay_s * 2))
+        self._delay_s = min(self.longest_delay_s, max(_FIRST_DELAY_S, self._delay_s * 2))
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._dropped.discard(task)

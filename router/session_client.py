@@ -29,6 +29,8 @@ _FLUSH_S = 1.0
 class SessionClient(StreamKeeper):
     """Reports every message to `on_event`, on the event loop; `send` never waits."""
 
+    longest_delay_s = 0.5  # requests wait for it, and not for long (timing.resume_s)
+
     def __init__(
         self,
         address: str,

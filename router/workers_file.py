@@ -28,7 +28,7 @@ class WorkersFile:
         try:
             with self._path.open("rb") as file:
                 found = json.loads(file.read(_MAX_BYTES))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             _log.warning("cannot read %s: %s", self._path, error)
             return ()
         if not isinstance(found, list) or not all(isinstance(address, str) for address in found):

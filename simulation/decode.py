@@ -41,7 +41,7 @@ class DecodeLife(WorkerLife):
 
     @property
     def idle(self) -> bool:
-        return not self.core.state.attempts
+        return self.core.idle
 
     def start_draining(self) -> None:
         self.core.drain(self.site.loop.now)

@@ -10,7 +10,7 @@ from simulation.site import Site
 
 CONNECT_S = 3.0
 _FIRST_DELAY_S = 0.1
-_LONGEST_DELAY_S = 3.0
+_LONGEST_DELAY_S = {"watch": 3.0, "session": 0.5}
 _HEALTHY_S = 5.0
 
 
@@ -94,4 +94,4 @@ class Keeper:
             self.open()
 
     def _back_off(self) -> None:
-        self._delay_s = min(_LONGEST_DELAY_S, max(_FIRST_DELAY_S, self._delay_s * 2))
+        self._delay_s = min(_LONGEST_DELAY_S[self.kind], max(_FIRST_DELAY_S, self._delay_s * 2))

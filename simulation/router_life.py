@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from cluster.core.errors import HeadraceError, IntegrityError, Overloaded
+from cluster.core.errors import HeadraceError, IntegrityError, Overloaded, Unavailable
 from cluster.stubs.session_pb2 import FromDecode
 from cluster.stubs.watch_pb2 import WatchEvent, WatchRequest
 from router.dispatcher import DispatcherCore
@@ -113,6 +113,8 @@ class RouterLife:
         client = self.clients[request_id]
         client.finish(error, self.site.loop.now)
         client.excused_s += self.process.frozen_s
+        if isinstance(error, Unavailable) and self.core.ready(self.site.loop.now):
+            raise Violation(f"I3: {request_id} ends with {error}, though a pair of workers is ready")
         self.site.loop.log(f"{self.name}: {request_id} ends: {client.outcome} {error or ''}")
 
     # -- inside -----------------------------------------------------------------------------------------------------

@@ -53,6 +53,9 @@ def draw_scenario(rng: random.Random, *, faults: bool = True) -> Scenario:
     """The world of one seed. Half of the worlds know few kinds of fault, so that each kind is also met alone."""
     rough = faults and rng.random() < 0.6
     kinds = [kind for kind in FAULTS if rng.random() < rng.choice((0.2, 1.0))] if faults else []
+    often = faults and rng.random() < 0.1
+    if often:  # connections break again and again, between peers that live
+        kinds = ["break session", *(kind for kind in ("break stream", "drain", "freeze router") if rng.random() < 0.3)]
     verify = "full" if rng.random() < 0.8 or "rot" in kinds else "transfer"
     return Scenario(
         tcp=rng.random() < 0.5,
@@ -65,7 +68,7 @@ def draw_scenario(rng: random.Random, *, faults: bool = True) -> Scenario:
         read_slow=rng.choice((0.0, 0.1)) if rough else 0.0,
         requests=rng.randrange(10, 30),
         span_s=rng.choice((1.0, 5.0, 12.0)),
-        fault_every=rng.choice((20.0, 60.0, 200.0)) if kinds else 0.0,
+        fault_every=(5.0 if often else rng.choice((20.0, 60.0, 200.0))) if kinds else 0.0,
         faults=tuple(kinds),
         config=_config(rng, verify),
     )

@@ -21,6 +21,11 @@ _started = psutil.Process().create_time()
 _PATIENCE_S = 5.0
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Simulations last: their seeds are played in the background meanwhile (tests/sim/conftest.py)."""
+    items.sort(key=lambda item: "tests/sim/" in item.path.as_posix())
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     os.environ[MARK] = _session_id
 

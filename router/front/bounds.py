@@ -109,9 +109,10 @@ def fit(ask: Ask, ids: list[int] | tuple[int, ...], limits: Limits) -> Fit:
         )
     if ask.max_tokens is not None and ask.max_tokens > room:
         each = f" for each of n = {n} answers" if n > 1 else ""
+        param = ask.spelling.max_tokens
         raise InvalidRequest(
-            f"after {len(ids)} prompt tokens {ask.spelling.max_tokens} can be at most {room}{each}, not {ask.max_tokens}",
-            param=ask.spelling.max_tokens,
+            f"after {len(ids)} prompt tokens {param} can be at most {room}{each}, not {ask.max_tokens}",
+            param=param,
             code="context_length_exceeded",
         )
     return Fit(tuple(ids), ask.max_tokens or room)

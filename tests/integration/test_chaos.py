@@ -26,12 +26,12 @@ def test_a_short_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.verify
-def test_five_minutes(tmp_path: Path) -> None:
-    report = check(ChaosSettings(seconds=300.0, seed=11), tmp_path, faults=60, answers=1000)
+def test_three_minutes(tmp_path: Path) -> None:
+    report = check(ChaosSettings(seconds=180.0, seed=11), tmp_path, faults=40, answers=600)
     for role in ("prefill", "decode", "router"):
         assert [fault for fault in report.faults if fault.startswith(role)], report.faults
 
 
 @pytest.mark.verify
-def test_three_minutes_over_tcp(tmp_path: Path) -> None:
-    check(ChaosSettings(seconds=180.0, seed=12, tcp=True), tmp_path, faults=35, answers=500)
+def test_two_minutes_over_tcp(tmp_path: Path) -> None:
+    check(ChaosSettings(seconds=120.0, seed=12, tcp=True), tmp_path, faults=20, answers=300)

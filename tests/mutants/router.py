@@ -61,8 +61,8 @@ MUTANTS = (
     Mutant(
         "never end for too many failures",
         "router/endings.py",
-        "follow.tries.failures += 1",
-        "follow.tries.failures = 1",
+        "follow.tries.failures += blamed",
+        "follow.tries.failures = int(blamed)",
         f"{FAILURES}::test_when_every_worker_fails_all_are_still_tried",
     ),
     Mutant(

@@ -5,48 +5,25 @@ regressions/ and the cause a unit test of its own, since a seed means another wo
 """
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from simulation.run import Verdict, simulate
+from simulation.run import simulate
 from simulation.scenario import FAULTS
+from tests.sim.conftest import BATCH, Play
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SEEDS = 300
 VERIFIED = 10_000
-BATCH = 100
 REGRESSIONS = sorted((HERE / "regressions").glob("*.json"))
 
 seen: Counter[str] = Counter()
-Play = Callable[[int], Verdict]
-
-
-@pytest.fixture(scope="module")
-def play(request: pytest.FixtureRequest) -> Iterator[Play]:
-    """The verdict on a seed. All that this run asks for are played on every core, from the first to the last."""
-    asked: list[int] = []
-    for item in request.session.items:
-        parameters = getattr(item, "callspec", None)
-        if item.path != Path(__file__) or parameters is None:
-            continue
-        if "seed" in parameters.params:
-            asked.append(parameters.params["seed"])
-        elif "first" in parameters.params:
-            first = parameters.params["first"]
-            asked.extend(range(first, first + BATCH))
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-        verdicts = {seed: pool.submit(simulate, seed) for seed in asked}
-        yield lambda seed: verdicts.pop(seed).result()
-        pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

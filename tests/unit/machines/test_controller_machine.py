@@ -242,4 +242,4 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = quick(Cluster, examples=60, steps=30)
-TestClusterLong = long(Cluster, examples=1000, steps=80)
+TestClusterLong = long(Cluster, examples=400, steps=60)

@@ -397,4 +397,4 @@ class DecodeWorker(RuleBasedStateMachine):
 
 
 TestDecodeWorker = quick(DecodeWorker, examples=60, steps=50)
-TestDecodeWorkerLong = long(DecodeWorker, examples=1500, steps=100)
+TestDecodeWorkerLong = long(DecodeWorker, examples=400, steps=60)

@@ -312,4 +312,4 @@ class Dispatcher(RuleBasedStateMachine):
 
 
 TestDispatcher = quick(Dispatcher, examples=60, steps=30)
-TestDispatcherLong = long(Dispatcher, examples=1500, steps=80)
+TestDispatcherLong = long(Dispatcher, examples=400, steps=60)

@@ -208,6 +208,6 @@ class Silence(RuleBasedStateMachine):
 
 
 TestBatching = quick(Batching, examples=50, steps=40)
-TestBatchingLong = long(Batching, examples=1000, steps=100)
+TestBatchingLong = long(Batching, examples=400, steps=60)
 TestSilence = quick(Silence, examples=40, steps=25)
 TestSilenceLong = long(Silence, examples=500, steps=50)

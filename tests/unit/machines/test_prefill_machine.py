@@ -365,4 +365,4 @@ class PrefillWorker(RuleBasedStateMachine):
 
 
 TestPrefillWorker = quick(PrefillWorker, examples=60, steps=30)
-TestPrefillWorkerLong = long(PrefillWorker, examples=1500, steps=80)
+TestPrefillWorkerLong = long(PrefillWorker, examples=400, steps=60)

@@ -1,7 +1,9 @@
 """A session that breaks between living peers, and one whose worker is gone: the router's side (DESIGN §6)."""
 
+from cluster.stubs import session_pb2 as pb
+from router.effects import StreamOpened
 from tests.unit.router_core.fakes import FakeWorker, expected, request
-from tests.unit.router_core.world import Client, World, states, submits, world
+from tests.unit.router_core.world import Client, World, cancels, said, states, submits, world
 
 
 def broken_off() -> tuple[World, FakeWorker, Client]:
@@ -102,3 +104,47 @@ def test_a_worker_that_neither_answers_nor_refuses_is_lost_after_a_second() -> N
     assert not made.core.counters().get("attempts_failed")
     made.advance(0.4, connect=False)
     assert made.core.counters()["attempts_failed"] == 1
+
+
+def test_patience_that_ends_after_the_hello_was_sent_cancels_what_the_hello_named() -> None:
+    """The worker may have resumed it: nobody would read it to the end."""
+    made, victim, _client = broken_off()
+    made.advance(2.3, connect=False)
+    made.sessions.add(victim.address)
+    made.apply(made.core.on_session(victim.address, StreamOpened(), made.now))  # its answer is under way
+    assert [a.attempt for a in victim.received[-1].hello.attempts] == ["r.1"]
+    made.now += 0.5
+    made.apply(made.core.tick(made.now))
+    assert made.core.counters()["attempts_failed"] == 1
+    assert cancels(victim) == ["r.1"]
+
+
+def test_connections_that_break_again_and_again_are_nobodys_fault() -> None:
+    """More often than max_attempts, and the request is served all the same."""
+    made, victim, client = broken_off()
+    for _ in range(6):
+        made.hang_up(victim.address)
+        for worker in made.workers.values():
+            worker.works.clear()  # what it had is forgotten each time
+            made.hang_up(worker.address)
+        made.connect()
+        made.advance(3.0)
+    made.run()
+    assert client.outcomes == [None]
+    assert client.ids[0] == expected(client.request, 0)
+    assert client.trace.attempts > 4
+
+
+def test_what_is_said_again_after_a_break_changes_no_figure() -> None:
+    made = world()
+    client = made.ask(request("r", (10, 20, 8), max_tokens=40))
+    who = pb.PrefillOn(attempt="r.1", worker="p0")
+    figures = pb.HandedOff(attempt="r.1", kv_bytes=100, cached_tokens=2)
+    for _ in range(2):
+        said(made, "d0", pb.FromDecode(prefill_on=who))
+        said(made, "d0", pb.FromDecode(handed_off=figures))
+        made.hang_up("d0:1")
+        made.connect()
+    made.run()
+    assert (client.trace.kv_bytes, client.trace.cached_tokens) == (100, 2)
+    assert made.idle()

@@ -193,3 +193,42 @@ def test_a_sample_that_its_router_ended_meanwhile_is_stopped() -> None:
     assert len(answer.tokens[0]) == 200
     world.wait(8)
     world.assert_quiet()
+
+
+def test_a_break_that_is_heard_after_a_sleep_and_counted_into_it_is_no_longer_one() -> None:
+    world = warm_world()
+    world.submit(IDS, 20, ignore_eos=True)
+    run_some(world, 30)
+    world.hang_up()
+    world.decode["decode-0"].slept(60.0)
+    world.tick(6.0)
+    world.run(check=True)
+    world.wait(2)
+    world.assert_quiet()
+
+
+def test_a_worker_that_drains_waits_for_a_router_that_may_come_back() -> None:
+    world = warm_world()
+    attempt = world.submit(IDS, 20, ignore_eos=True)
+    run_some(world, 60)
+    core = world.decode["decode-0"]
+    core.drain(world.clock.now())
+    world.hang_up()
+    run_some(world, 3000)
+    assert not core.state.attempts
+    assert not core.idle
+    world.come_back()
+    finish(world, attempt)
+    assert core.idle
+
+
+def test_a_worker_that_drains_does_not_wait_for_ever() -> None:
+    world = warm_world()
+    world.submit(IDS, 20, ignore_eos=True)
+    run_some(world, 60)
+    core = world.decode["decode-0"]
+    core.drain(world.clock.now())
+    world.hang_up()
+    run_some(world, 3000)
+    world.tick(6.0)
+    assert core.idle
