@@ -63,7 +63,7 @@ class Peers:
 
     def breaker(self, peer: Peer) -> Breaker:
         """The breaker of this pair, for as long as the peer lives."""
-        return self._breakers.setdefault(peer.name, Breaker())
+        return self._breakers.setdefault(peer.name, Breaker(self._state.config.handoff.breaker_failures))
 
     def members(self, addresses: list[WorkerAddress]) -> None:
         """Every prefill worker that exists, dialled before the first request needs it."""

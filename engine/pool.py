@@ -24,7 +24,9 @@ class HostMemory:
         if num_blocks < 1 or slots < 1:
             raise ConfigError(f"{num_blocks} blocks and {slots} staging slots: at least one of each is needed")
         if slot_bytes < layout.block_bytes:
-            raise ConfigError(f"a staging slot of {slot_bytes} bytes does not hold a block of {layout.block_bytes}")
+            raise ConfigError(
+                f"handoff.slot_bytes: {slot_bytes} does not hold a block of this model, {layout.block_bytes} bytes"
+            )
         self.layout = layout
         self.pool = _allocate(num_blocks, layout.block_bytes)
         self.staging = _allocate(slots, slot_bytes)

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from cluster.core.clock import Clock, SystemClock
-from cluster.core.errors import IntegrityError
+from cluster.core.errors import HeadraceError, IntegrityError
 from cluster.core.faults import Faults
 from engine.channel import ChannelClosed, ChannelError, EnginePort, SocketPort
 from engine.faults import RunStep, with_read_faults, with_step_faults
@@ -117,6 +117,10 @@ class Engine:
             return 0
         except ChannelClosed:  # the server went while a report was on its way
             return 0
+        except HeadraceError as error:  # a setting, a model, a transport: nothing that a stack of calls explains
+            _log.error("the engine cannot go on: %s", error)
+            self._tell_fatal(f"{type(error).__name__}: {error}")
+            return 1
         except Exception as error:  # the guard of this loop: the server must hear why, then restart us
             _log.exception("the engine cannot go on")
             self._tell_fatal(f"{type(error).__name__}: {error}")

@@ -91,6 +91,9 @@ class HandoffSettings(Settings):
     """Staging and patience of the KV path."""
 
     slots: Positive = 16
+    breaker_failures: Annotated[int, Field(ge=0)] = Field(
+        3, description="so many hand-offs that fail in a row, and a prefill worker is left alone for a while; 0: never"
+    )
     slot_bytes: Annotated[int, Field(ge=256)] = Field(
         4 * 1024 * 1024, description="one staging slot; it must hold at least a block of the model"
     )

@@ -26,8 +26,8 @@ attempts = (f"attempt-{number}" for number in itertools.count())
 
 
 def small_cluster() -> ClusterConfig:
-    """One worker of each kind, without patience."""
-    handoff = {"slots": 8, "slot_bytes": 8192, "offer_timeout_s": 0.3}
+    """One worker of each kind, without patience, that gives every liar its chance."""
+    handoff = {"slots": 8, "slot_bytes": 8192, "offer_timeout_s": 0.3, "breaker_failures": 0}
     return config(prefill=1, decode=1, step_s=0.0, handoff=handoff, timing={"resume_s": 0.3})
 
 

@@ -317,7 +317,7 @@ async def test_a_module_that_does_not_exist_ends_the_channel() -> None:
     [
         (init(FolderModel("/does/not/exist", "float32")), "ModelError"),
         (init(transport="carrier-pigeon"), "carrier-pigeon"),
-        (init(slot_bytes=8), "staging slot"),
+        (init(slot_bytes=8), "handoff.slot_bytes: 8 does not hold"),
         (Digest(1, [0]), "before Init"),
     ],
     ids=["model", "transport", "slot", "order"],

@@ -3,14 +3,16 @@
 import pytest
 
 from cluster.core.ids import agent_name
-from decode_worker.breaker import FAILURES, LONGEST_PAUSE_S, Breaker
+from decode_worker.breaker import LONGEST_PAUSE_S, Breaker
 from tests.fakes.world import World
 from tests.unit.workers.test_faults import counters, warm_world
 from tests.unit.workers.test_tracer_matrix import B, expected, prompt
 
+FAILURES = 3
+
 
 def test_it_opens_after_some_failures_in_a_row_and_lets_one_try_pass_per_pause() -> None:
-    breaker = Breaker()
+    breaker = Breaker(FAILURES)
     for _ in range(FAILURES - 1):
         assert not breaker.failed(0.0)
         assert breaker.allows(0.0)
@@ -24,15 +26,21 @@ def test_it_opens_after_some_failures_in_a_row_and_lets_one_try_pass_per_pause()
 
 
 def test_a_success_between_failures_keeps_it_closed() -> None:
-    breaker = Breaker()
+    breaker = Breaker(FAILURES)
     for at in range(20):
         assert not breaker.failed(at)
         breaker.succeeded()
     assert breaker.allows(20.0)
 
 
+def test_a_limit_of_zero_never_opens() -> None:
+    breaker = Breaker(0)
+    assert not any(breaker.failed(0.0) for _ in range(100))
+    assert breaker.allows(0.0)
+
+
 def test_its_pause_is_bounded() -> None:
-    breaker = Breaker()
+    breaker = Breaker(FAILURES)
     for _ in range(5000):
         breaker.failed(0.0)
     assert breaker.allows(LONGEST_PAUSE_S)
