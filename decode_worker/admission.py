@@ -40,6 +40,8 @@ class Admission:
         """A new attempt: admit it, let it wait, or refuse it."""
         state = self._state
         problem = self._problem(submit)
+        if state.sessions.find_ended(router, submit.attempt) is not None:
+            problem = "attempt id was used, and its end is not settled"
         if problem is not None:
             self._refuse(router, submit.attempt, problem, permanent=True)
             return

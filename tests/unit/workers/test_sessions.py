@@ -5,7 +5,16 @@ import random
 import pytest
 
 from cluster.stubs.common_pb2 import Sampling
-from cluster.stubs.session_pb2 import FromRouter, ResumeAttempt, RouterHello, SampleState, StopSeq
+from cluster.stubs.session_pb2 import (
+    AttemptSettled,
+    FromRouter,
+    ResumeAttempt,
+    RouterHello,
+    SampleState,
+    StopSeq,
+    Submit,
+)
+from decode_worker.effects import ToRouter
 from tests.fakes.world import ROUTER, World
 from tests.unit.workers.test_faults import IDS, counters, finish, warm_world
 from tests.unit.workers.test_tracer_matrix import SEEDED, config, expected
@@ -232,3 +241,20 @@ def test_a_worker_that_drains_does_not_wait_for_ever() -> None:
     run_some(world, 3000)
     world.tick(6.0)
     assert core.idle
+
+
+def test_an_id_is_not_used_again_before_its_end_is_settled() -> None:
+    world = warm_world()
+    core, now = world.decode["decode-0"], world.clock.now()
+    submit = Submit(attempt="a", prompt=[1, 2, 3], samples=[SampleState()], max_tokens=1, deadline_s=60.0)
+    submit.sampling.CopyFrom(Sampling(top_p=1.0, logprobs=-1))
+    core.from_router("router", FromRouter(submit=submit), now)
+    world._decode_effects("decode-0")
+    world.run()
+    for expected_kind in ("refused", None):
+        core.from_router("router", FromRouter(submit=submit), now)
+        kinds = [e.message.WhichOneof("message") for e in core.state.effects if isinstance(e, ToRouter)]
+        assert ("refused" in kinds) == (expected_kind == "refused")
+        world._decode_effects("decode-0")
+        world.run()
+        core.from_router("router", FromRouter(ended=AttemptSettled(attempt="a")), now)
