@@ -258,3 +258,4 @@ def test_an_id_is_not_used_again_before_its_end_is_settled() -> None:
         world._decode_effects("decode-0")
         world.run()
         core.from_router("router", FromRouter(ended=AttemptSettled(attempt="a")), now)
+        world.answers.pop("a", None)
