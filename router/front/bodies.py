@@ -107,12 +107,12 @@ class InferenceBody(Body):
     @classmethod
     def parse(cls, raw: bytes) -> Self:
         """Raises InvalidRequest naming the field."""
-        fields = _json_object(raw)
+        fields = json_object(raw)
         refuse_unsupported(fields)
         try:
             body = cls.model_validate(fields)
         except ValidationError as error:
-            raise _named(error) from None
+            raise named(error) from None
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
         return body
@@ -192,7 +192,8 @@ def _completion_prompt(value: object) -> TextPrompt | TokenPrompt:
     return TokenPrompt(tuple(value))
 
 
-def _json_object(raw: bytes) -> dict[str, object]:
+def json_object(raw: bytes) -> dict[str, object]:
+    """A body's fields. Raises InvalidRequest."""
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -203,7 +204,7 @@ def _json_object(raw: bytes) -> dict[str, object]:
     return value
 
 
-def _named(error: ValidationError) -> InvalidRequest:
+def named(error: ValidationError) -> InvalidRequest:
     """The first fault, with its place as the client would write it: `messages[0].role`."""
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param = ""

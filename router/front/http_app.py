@@ -16,6 +16,7 @@ from router.front import bounds
 from router.front.door import FrontDoor
 from router.front.errors_http import error_headers, error_object, error_shape, status_of
 from router.front.http_inference import inference_routes
+from router.front.http_tokens import token_routes
 from router.front.openai_shapes import Json, model_json
 
 
@@ -24,6 +25,8 @@ def make_app(front: FrontDoor) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     for path, endpoint in inference_routes(front).items():
         app.router.routes.append(Route(path, endpoint, methods=["POST"]))
+    for path, tokens in token_routes(front).items():
+        app.router.routes.append(Route(path, tokens, methods=["POST"]))
     _add_models(app, front)
     _add_operations(app, front)
     app.add_exception_handler(HTTPException, _http_error)

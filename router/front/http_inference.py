@@ -14,6 +14,8 @@ import asyncio
 import logging
 import re
 import traceback
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 import orjson
@@ -35,7 +37,7 @@ from router.requests import Request, Trace
 log = logging.getLogger("headrace.router.front")
 
 _PATIENCE_S = 1.0  # with a client that does not read, once its request has failed
-_BODY_S = 60.0  # in which a body must have come
+BODY_S = 60.0  # in which a body must have come
 _PUBLIC_ID = re.compile(rb"[!-~]{1,128}")
 
 
@@ -89,24 +91,14 @@ class InferenceEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         traced = (b"x-headrace-trace", b"1") in scope["headers"]
-        reply = Reply(send, public_id := _public_id(scope), traced=traced)
-        try:
+        reply = Reply(send, public_id := public_id_of(scope), traced=traced)
+        async with telling(reply, public_id):
             with self._front.metrics.call(self._api) as call:
                 settings = self._front.settings
-                patience_s = min(_BODY_S, settings.deadline_s)
+                patience_s = min(BODY_S, settings.deadline_s)
                 raw = await read_body_within(scope, receive, settings.max_body_bytes, patience_s)
                 check_media_type(scope)
                 await while_connected(receive, self._serve(raw, public_id, reply, call))
-        except ClientGone:
-            return
-        except asyncio.CancelledError:
-            raise
-        except HeadraceError as error:
-            await _tell(reply, error)
-        except Exception as error:  # the one guard around a request (I8)
-            frames = "".join(traceback.format_tb(error.__traceback__))
-            log.error("request %s failed with %s\n%s", public_id, type(error).__name__, frames)
-            await _tell(reply, error)
 
     async def _serve(self, raw: bytes, public_id: str, reply: Reply, call: Call) -> None:
         body = self._body.parse(raw)
@@ -153,6 +145,23 @@ def inference_routes(front: FrontDoor) -> dict[str, InferenceEndpoint]:
     }
 
 
+@asynccontextmanager
+async def telling(reply: Reply, public_id: str) -> AsyncIterator[None]:
+    """Around all that serves one HTTP request: however it fails, a client that is there is told, in OpenAI's shape."""
+    try:
+        yield
+    except ClientGone:
+        return
+    except asyncio.CancelledError:
+        raise
+    except HeadraceError as error:
+        await _tell(reply, error)
+    except Exception as error:  # the one guard around a request (I8)
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        log.error("request %s failed with %s\n%s", public_id, type(error).__name__, frames)
+        await _tell(reply, error)
+
+
 async def _stream(generation: Generation, shape: Shape, reply: Reply) -> None:
     async for delta in generation:
         if not reply.started:
@@ -193,7 +202,7 @@ def trace_headers(trace: Trace) -> dict[str, str]:
     return {name: value for name, value in headers.items() if value}
 
 
-def _public_id(scope: Scope) -> str:
+def public_id_of(scope: Scope) -> str:
     """The client's own x-request-id where it is short and printable, else one of ours. Only echoed (FAULTS C37)."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     return given.decode("ascii") if _PUBLIC_ID.fullmatch(given) else f"req-{new_request_id()}"

@@ -14,7 +14,7 @@ from cluster.core.config import RouterSettings
 from router.front.door import FrontDoor
 from router.front.http_app import make_app
 from router.front.metrics import FrontMetrics
-from router.front.model_text import load_model_text
+from router.front.model_text import ModelText, load_model_text
 from tests.fakes.dispatcher import FakeDispatcher
 
 MODEL = "tracer"
@@ -61,15 +61,19 @@ def outcomes(front: FrontDoor, api: str) -> dict[str, float]:
     }
 
 
-def make_front(dispatcher: FakeDispatcher, settings: RouterSettings | None = None) -> FrontDoor:
+def make_front(
+    dispatcher: FakeDispatcher, settings: RouterSettings | None = None, text: ModelText | None = None
+) -> FrontDoor:
     clock = SystemClock()
     metrics = FrontMetrics(CollectorRegistry(), clock)
-    return FrontDoor(settings or RouterSettings(), MODEL, load_model_text(None), dispatcher, clock, metrics)
+    return FrontDoor(settings or RouterSettings(), MODEL, text or load_model_text(None), dispatcher, clock, metrics)
 
 
 @asynccontextmanager
-async def serve(dispatcher: FakeDispatcher, settings: RouterSettings | None = None) -> AsyncIterator[Served]:
-    front = make_front(dispatcher, settings)
+async def serve(
+    dispatcher: FakeDispatcher, settings: RouterSettings | None = None, text: ModelText | None = None
+) -> AsyncIterator[Served]:
+    front = make_front(dispatcher, settings, text)
     config = uvicorn.Config(make_app(front), host="127.0.0.1", port=0, log_level="error", lifespan="off")
     server = _Server(config)
     task = asyncio.create_task(server.serve())

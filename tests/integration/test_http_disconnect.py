@@ -74,8 +74,8 @@ async def test_a_body_that_never_ends_is_given_up() -> None:
 
 async def test_a_client_that_never_reads_does_not_outlive_its_deadline() -> None:
     """The line fills up and the write blocks: the request still ends, and its place is free again."""
-    limits = Limits(max_context=1_000_000, pool_tokens=1_000_000, block_size=16, vocab_size=1024, eos_ids=())
-    flood = [TokenEvent(0, tuple(b"x" * 20)) for _ in range(20_000)]
+    limits = Limits(max_context=10_000_000, pool_tokens=10_000_000, block_size=16, vocab_size=1024, eos_ids=())
+    flood = [TokenEvent(0, tuple(b"x" * 20))] * 400_000  # 80 MB: more than any socket's buffers hold
     dispatcher = FakeDispatcher(lambda _: flood, limits)
     async with serve(dispatcher, RouterSettings(deadline_s=0.2)) as served, asyncio.timeout(PATIENCE_S):
         _, writer = await post_raw(served, completion(stream=True))
