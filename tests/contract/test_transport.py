@@ -107,10 +107,16 @@ class World:
 
     def silent(self) -> bool:
         """Whether nothing is reported for a while."""
+        report = self.early()
+        assert report is None, f"reported: {report}"
+        return True
+
+    def early(self) -> Report | BaseException | None:
+        """What is reported within a while, or None."""
         try:
-            return bool(self._reports.get(timeout=QUIET_S)) and False
+            return self._reports.get(timeout=QUIET_S)
         except queue.Empty:
-            return True
+            return None
 
     def landed(self, slot: int, blocks: range) -> bool:
         got = self.staging[slot, : len(blocks) * BLOCK_BYTES].reshape(len(blocks), BLOCK_BYTES)
@@ -325,7 +331,10 @@ def test_a_link_to_a_frozen_holder_does_not_get_warm(world: World, process: Proc
     process.freeze()
     try:
         world.wire.submit(AddPeer(process.agent, process.metadata, process.address))
-        assert world.silent()
+        early = world.early()
+        if world.kind == "cma" and isinstance(early, PeerAdded):
+            return  # where UCX has kept what it knew of the process, its memory can be read without its help
+        assert early is None, early
         world.clock.skipped += WARM_TIMEOUT_S
         failed = world.next()
         assert isinstance(failed, PeerFailed)
