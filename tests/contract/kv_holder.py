@@ -37,6 +37,16 @@ def content() -> Bytes:
     return np.arange(BLOCKS * BLOCK_BYTES // 4, dtype=np.uint32).view(np.uint8).reshape(BLOCKS, BLOCK_BYTES)
 
 
+class SkippingClock(SystemClock):
+    """The machine's clock, which a test may push ahead."""
+
+    def __init__(self) -> None:
+        self.skipped = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.skipped
+
+
 class Memory:
     """A holder's pool and staging, and a thread that may flip every bit of the pool again and again."""
 

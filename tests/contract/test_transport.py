@@ -14,13 +14,12 @@ import numpy as np
 import psutil
 import pytest
 
-from cluster.core.clock import SystemClock
 from engine.messages import AddPeer, DropPeer, PeerAdded, PeerFailed, Read, ReadDone, ReadFailed, Report
 from engine.wire import Transport
 from engine.wire_thread import WireThread
 from kv_transfer.transports.inprocess import InProcessNetwork, InProcessTransport
 from kv_transfer.transports.nixl import WARM_TIMEOUT_S, NixlTransport
-from tests.contract.kv_holder import BLOCK_BYTES, BLOCKS, Holder, LocalHolder, ProcessHolder, content
+from tests.contract.kv_holder import BLOCK_BYTES, BLOCKS, Holder, LocalHolder, ProcessHolder, SkippingClock, content
 
 OPTIONS = {
     "cma": {"require": "shm"},
@@ -32,16 +31,6 @@ PATIENCE_S = 10.0
 QUIET_S = 0.3  # how long nothing must come
 UNTOUCHED = 0xA5
 CONTENT = content()
-
-
-class SkippingClock(SystemClock):
-    """The machine's clock, which a test may push ahead."""
-
-    def __init__(self) -> None:
-        self.skipped = 0.0
-
-    def now(self) -> float:
-        return super().now() + self.skipped
 
 
 class World:
