@@ -26,11 +26,11 @@ from pathlib import Path
 import orjson
 import uvloop
 
+from benchmarks.figures import MS, spread
 from benchmarks.http_client import HttpClient
 from benchmarks.machine import describe_machine, today
-from benchmarks.report import write
+from benchmarks.report import show, write
 from benchmarks.setups import Setup, wait_serving, warm_up
-from benchmarks.timeline import Timeline
 from benchmarks.workloads import Ask, Writer
 from cluster.config import load_config
 from cluster.core.clock import Clock, SystemClock
@@ -100,9 +100,9 @@ class Failover:
         for line in lines:
             if not line.ok or line.output_tokens != OUTPUT:
                 raise Unavailable(f"{way}: a stream ended with {line.error}, {line.output_tokens} of {OUTPUT} tokens")
-        itl = statistics.median(gap for line in lines for gap in _gaps(line))
+        gaps = [[end - start for start, end in line.gaps] for line in lines]
         history = sum(chunk < struck for chunk in lines[0].chunks)
-        return Round(way, max(_gaps(lines[0])), max(_gaps(lines[1])), itl, history)
+        return Round(way, max(gaps[0]), max(gaps[1]), statistics.median(gaps[0] + gaps[1]), history)
 
     async def _placed(self) -> str:
         """The decode worker that has an attempt."""
@@ -123,10 +123,6 @@ class Failover:
                 return
             await asyncio.sleep(LOOK_S)
         raise Unavailable(f"not every worker is ready again: {workers}")
-
-
-def _gaps(line: Timeline) -> list[float]:
-    return [later - earlier for earlier, later in zip(line.chunks, line.chunks[1:], strict=False)]
 
 
 def _signal(pids: Sequence[int], number: signal.Signals) -> None:
@@ -156,14 +152,10 @@ def markdown(rounds: Sequence[Round], machine: dict[str, str]) -> str:
     ]
     for way, words in zip(WAYS, ("no fault", "SIGKILL", "SIGSTOP"), strict=True):
         those = [each for each in rounds if each.way == way]
-        cells = [_spread([getattr(each, key) * 1000 for each in those]) for key in ("gap", "other", "median_itl")]
-        cells.append(_spread([each.history for each in those]))
+        cells = [show(spread(getattr(each, key) * MS for each in those)) for key in ("gap", "other", "median_itl")]
+        cells.append(show(spread(each.history for each in those)))
         lines.append(f"| {words} | {' | '.join(cells)} | {len(those)} |")
     return "\n".join(lines) + "\n"
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.0f} [{min(values):.0f}, {max(values):.0f}]" if values else ""
 
 
 def main() -> int:

@@ -209,12 +209,10 @@ async def _read_grpc(
 def _grpc_end(error: grpc.aio.AioRpcError, manner: Manner, *, begun: bool) -> End:
     """`begun`: tokens have come already; then nothing is a reason to ask again."""
     code, details = error.code(), error.details() or ""
-    if begun and code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return End.FAILED
     if begun and code is grpc.StatusCode.UNAVAILABLE:
         return End.BROKEN
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return End.BUSY
+        return End.FAILED if begun else End.BUSY
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and manner.deadline_s is not None:
         return End.LATE
     if code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details.lower():

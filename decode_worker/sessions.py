@@ -7,7 +7,7 @@
 An attempt that has ended is remembered until its router says that it knows (`AttemptSettled`), or for LOG_S.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cluster.core.errors import IntegrityError
@@ -21,14 +21,21 @@ LOG_S = 30.0
 STOPPED = -1  # as a next offset: the router has found this sample's end
 
 
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One connection of a router, and the tokens that wait to go out on it."""
+
+    name: str
+    outbox: Outbox
+
+
 @dataclass(slots=True)
 class Router:
-    """One life of a router. `session` is None while there is none."""
+    """One life of a router. `session` is None while it has none; `number` is that of its newest."""
 
     epoch: int
-    number: int
-    session: str | None
-    outbox: Outbox
+    number: int = 0
+    session: Session | None = None
     broken_at: float = 0.0
     ended: dict[str, Attempt] = field(default_factory=dict)
 
@@ -48,13 +55,12 @@ class Sessions:
         router = self._routers.get(hello.epoch)
         if router is not None and hello.session <= router.number:
             return False
-        outbox = Outbox(self._emit_interval_s)
         if router is None:
-            router = self._routers[hello.epoch] = Router(hello.epoch, hello.session, session, outbox)
-        else:
-            self._of.pop(router.session or "", None)
-            router.number, router.session, router.outbox = hello.session, session, outbox
+            router = self._routers[hello.epoch] = Router(hello.epoch)
+        if router.session is not None:
+            del self._of[router.session.name]
         self._of[session] = router
+        router.number, router.session = hello.session, Session(session, Outbox(self._emit_interval_s))
         self._effects.append(ToRouter(session, FromDecode(hello=self._identity)))
         return True
 
@@ -68,7 +74,6 @@ class Sessions:
         router = self._of.pop(session, None)
         if router is not None:
             router.session, router.broken_at = None, now
-            router.outbox = Outbox(self._emit_interval_s)
 
     def gone(self, now: float, patience_s: float) -> list[int]:
         """Routers that did not come back in time. They are forgotten; so are ends that nobody asked for."""
@@ -90,19 +95,19 @@ class Sessions:
 
     def send(self, router: int, message: FromDecode) -> None:
         """After any tokens that wait. Without a session it is lost, but for what its attempt keeps."""
-        present = self._routers.get(router)
-        if present is None or present.session is None:
+        session = self._session(router)
+        if session is None:
             return
-        waiting = present.outbox.flush(float("-inf"), force=True)
+        waiting = session.outbox.flush(float("-inf"), force=True)
         if waiting is not None:
-            self._effects.append(ToRouter(present.session, waiting))
-        self._effects.append(ToRouter(present.session, message))
+            self._effects.append(ToRouter(session.name, waiting))
+        self._effects.append(ToRouter(session.name, message))
 
     def token(self, attempt: Attempt, sample: Sample) -> None:
         """The sample's newest token."""
-        router = self._routers.get(attempt.router)
-        if router is not None and router.session is not None:
-            router.outbox.add(sample.run(attempt.id, len(sample.emitted) - 1))
+        session = self._session(attempt.router)
+        if session is not None:
+            session.outbox.add(sample.run(attempt.id, len(sample.emitted) - 1))
 
     def ended(self, attempt: Attempt) -> None:
         """Remember what it wrote: a session may break before its router has read it."""
@@ -127,14 +132,16 @@ class Sessions:
 
     def replay(self, attempt: Attempt, wanted: ResumeAttempt) -> None:
         """Send what the router has not read: all that was said of the attempt, and the tokens from its offsets on."""
-        router = self._routers[attempt.router]
+        session = self._session(attempt.router)
+        if session is None:
+            return
         for message in attempt.said:
-            self.send(router.epoch, message)
+            self.send(attempt.router, message)
         for sample, offset in zip(attempt.samples, wanted.next_offsets, strict=True):
             if offset != STOPPED and (offset < len(sample.emitted) or sample.end):
-                router.outbox.add(sample.run(attempt.id, offset))
+                session.outbox.add(sample.run(attempt.id, offset))
         if attempt.closing is not None:
-            self.send(router.epoch, attempt.closing)
+            self.send(attempt.router, attempt.closing)
 
     def unknown(self, router: int, attempt: str) -> None:
         """There is nothing to go on with under this name."""
@@ -142,15 +149,15 @@ class Sessions:
 
     def next_due(self, now: float) -> float | None:
         """When an outbox is due, or None."""
-        due = [at for router in self._routers.values() if (at := router.outbox.due(now)) is not None]
+        due = [at for session in self._open() if (at := session.outbox.due(now)) is not None]
         return min(due) if due else None
 
     def flush(self, now: float) -> None:
         """Send the outboxes whose time has come."""
-        for router in self._routers.values():
-            message = router.outbox.flush(now)
-            if message is not None and router.session is not None:
-                self._effects.append(ToRouter(router.session, message))
+        for session in self._open():
+            message = session.outbox.flush(now)
+            if message is not None:
+                self._effects.append(ToRouter(session.name, message))
 
     def check_integrity(self, attempts: Iterable[Attempt]) -> None:
         """Every attempt belongs to a router that is known. Raises IntegrityError."""
@@ -166,6 +173,13 @@ class Sessions:
     def unsettled(self) -> int:
         """Attempts that ended, and whose router has not said that it knows."""
         return sum(len(router.ended) for router in self._routers.values())
+
+    def _session(self, router: int) -> Session | None:
+        known = self._routers.get(router)
+        return None if known is None else known.session
+
+    def _open(self) -> Iterator[Session]:
+        return (router.session for router in self._routers.values() if router.session is not None)
 
 
 def can_replay(attempt: Attempt, wanted: ResumeAttempt) -> bool:

@@ -43,9 +43,6 @@ from router.queue import SCAN
 from router.requests import Limits, Request, Trace
 from router.workers import WorkerView
 
-_MAX_BACKOFF_S = 2.0
-_FIRST_BACKOFF_S = 0.05
-
 
 class DispatcherCore:
     """All decisions of one router.

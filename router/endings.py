@@ -19,6 +19,8 @@ from router.effects import Deliver, Effect, Finished, SendSession
 from router.follow import Attempt, Follow
 from router.workers import WorkerView
 
+LONGEST_BACKOFF_S = 2.0
+_FIRST_BACKOFF_S = 0.05
 _OUTCOMES: tuple[tuple[type[HeadraceError], str], ...] = (
     (InvalidRequest, "invalid"),
     (DeadlineExceeded, "deadline"),
@@ -91,7 +93,9 @@ class Endings:
         follow.tries.lost += not blamed
         follow.tries.avoid.add(attempt.epoch)
         follow.entry.blocked_since = None
-        self.put_back(follow, now, delay_s=0.0 if blamed else _lost_delay_s(follow.tries.lost))
+        # Lost for the first time: at once. Who loses it again and again is not asked in a hot loop.
+        delay_s = 0.0 if blamed or follow.tries.lost == 1 else backoff_s(follow.tries.lost)
+        self.put_back(follow, now, delay_s=delay_s)
         if follow.tries.failures >= self._max_attempts and follow.request.request_id in self._books.requests:
             self.unserved(follow, f"{follow.tries.failures} attempts failed, the last one: {why}")
 
@@ -109,6 +113,6 @@ class Endings:
             self.failed(follow, attempt, why, now, blamed=blamed)
 
 
-def _lost_delay_s(times: int) -> float:
-    """The first time at once; who loses it again and again is not asked in a hot loop."""
-    return min(2.0, 0.05 * 2.0 ** min(times, 6)) if times > 1 else 0.0
+def backoff_s(times: int) -> float:
+    """How long a request waits that had to come back so many times: doubled each time, bounded."""
+    return min(LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(times, 6))

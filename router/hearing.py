@@ -8,12 +8,10 @@ from cluster.core.errors import InvalidRequest, RequestFailed
 from cluster.stubs import session_pb2 as pb
 from router.books import Books
 from router.effects import Deliver
-from router.endings import Endings
+from router.endings import LONGEST_BACKOFF_S, Endings, backoff_s
 from router.follow import Attempt, Follow, ProtocolBreach
 from router.workers import WorkerView
 
-_FIRST_BACKOFF_S = 0.05
-_MAX_BACKOFF_S = 2.0
 _ASKED_BY_DECODE = 2  # of the list, before it answers NoPrefill
 
 
@@ -131,8 +129,7 @@ class Hearing:
         self._books.release(follow)
         self._endings.settle(attempt)
         worker.health.accepted()
-        backoff = _FIRST_BACKOFF_S * 2.0 ** min(follow.tries.no_prefill, 6)
-        delay = min(_MAX_BACKOFF_S, max(message.retry_after_s, backoff))
+        delay = min(LONGEST_BACKOFF_S, max(message.retry_after_s, backoff_s(follow.tries.no_prefill)))
         for address in list(attempt.prefill.values())[:_ASKED_BY_DECODE]:
             prefill = self._books.workers.get(address)
             if prefill is not None:

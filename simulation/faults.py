@@ -10,6 +10,7 @@ from functools import partial
 
 from simulation.cluster import DECODE, PREFILL, ROUTERS, Cluster
 from simulation.decode import DecodeLife
+from simulation.network import Stream
 from simulation.prefill import PrefillLife
 from simulation.process import Process
 from simulation.router_life import RouterLife
@@ -166,14 +167,8 @@ class Faults:
         victim = self._worker()
         if victim is None:
             return False
-        streams = [s for s in self._site.network.streams if s.touches(victim.name) and not s.broken]
-        if not streams:
-            return False
-        stream = self._random.choice(streams)
-        self._busy(victim.name, 0.5)
-        self._site.loop.log(f"{stream.name} breaks")
-        stream.break_up("connection reset", self._random.choice((0.0, 0.05, 3.0)))
-        return True
+        streams = [s for s in self._site.network.streams if s.touches(victim.name)]
+        return self._break(victim, streams, 0.5, (0.0, 0.05, 3.0))
 
     def _break_session(self) -> bool:
         """A stream between a router and a decode worker, both alive, while it carries requests."""
@@ -182,13 +177,17 @@ class Faults:
         if not isinstance(victim, DecodeLife) or not victim.core.state.attempts:
             return False
         streams = [s for s in self._site.network.streams if s.kind == "session" and s.touches(victim.name)]
-        streams = [s for s in streams if not s.broken]
-        if not streams:
+        return self._break(victim, streams, 0.2, (0.0, 0.05, 0.5))
+
+    def _break(self, victim: WorkerLife, streams: list[Stream], busy_s: float, slowest_s: tuple[float, ...]) -> bool:
+        """One of these; its ends notice within one of `slowest_s`."""
+        whole = [stream for stream in streams if not stream.broken]
+        if not whole:
             return False
-        stream = self._random.choice(streams)
-        self._busy(victim.name, 0.2)
+        stream = self._random.choice(whole)
+        self._busy(victim.name, busy_s)
         self._site.loop.log(f"{stream.name} breaks")
-        stream.break_up("connection reset", self._random.choice((0.0, 0.05, 0.5)))
+        stream.break_up("connection reset", self._random.choice(slowest_s))
         return True
 
     def _drain(self) -> bool:

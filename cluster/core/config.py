@@ -91,9 +91,6 @@ class HandoffSettings(Settings):
     """Staging and patience of the KV path."""
 
     slots: Positive = 16
-    breaker_failures: Annotated[int, Field(ge=0)] = Field(
-        3, description="so many hand-offs that fail in a row, and a prefill worker is left alone for a while; 0: never"
-    )
     slot_bytes: Annotated[int, Field(ge=256)] = Field(
         4 * 1024 * 1024, description="one staging slot; it must hold at least a block of the model"
     )
@@ -102,6 +99,9 @@ class HandoffSettings(Settings):
     offer_timeout_s: PositiveSeconds = Field(2.0, description="no offer within max(this, 3 x eta): next prefill worker")
     read_timeout_s: PositiveSeconds = Field(5.0, description="a read that takes longer is given up, its slot set aside")
     pin_s: PositiveSeconds = Field(5.0, description="offered blocks stay unevictable this long without being taken")
+    breaker_failures: Annotated[int, Field(ge=0)] = Field(
+        3, description="so many hand-offs that fail in a row, and a prefill worker is left alone for a while; 0: never"
+    )
 
 
 class TransportSettings(Settings):

@@ -8,6 +8,7 @@ from router.front.chat import ChatTurn
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
     text: str
+    add_special: bool = True  # what the tokenizer itself puts around a text (BOS)
 
 
 @dataclass(frozen=True, slots=True)

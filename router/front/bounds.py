@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cluster.core.config import RouterSettings
 from cluster.core.errors import InvalidRequest, ModelNotFound
-from router.front.ask import Ask, ChatPrompt, TextPrompt, TokenPrompt
+from router.front.ask import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from router.front.tokenizer import check_unicode
 from router.requests import Limits, SamplingParams
 
@@ -63,18 +63,22 @@ def check_text(text: str, param: str) -> None:
         raise InvalidRequest(f"{param}: {error.message}", param=param) from None
 
 
+def check_prompt_text(prompt: Prompt, param: str) -> None:
+    """Raises InvalidRequest naming `param` for a prompt whose text is not Unicode."""
+    match prompt:
+        case TextPrompt(text):
+            check_text(text, param)
+        case ChatPrompt(turns):
+            for turn in turns:
+                check_text(turn.content, param)
+
+
 def _check_prompt(ask: Ask) -> None:
     param = ask.spelling.prompt
     match ask.prompt:
-        case TextPrompt(text):
-            empty = not text
-            check_text(text, param)
-        case TokenPrompt(ids):
-            empty = not ids
-        case ChatPrompt(turns):
-            empty = not turns
-            for turn in turns:
-                check_text(turn.content, param)
+        case TextPrompt(content) | TokenPrompt(content) | ChatPrompt(content):
+            empty = not content
+    check_prompt_text(ask.prompt, param)
     if empty:
         raise InvalidRequest(f"{param} must not be empty", param=param)
 

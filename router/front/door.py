@@ -17,7 +17,7 @@ from cluster.core.config import RouterSettings
 from cluster.core.errors import DeadlineExceeded, RequestFailed, Unavailable
 from cluster.core.ids import new_request_id
 from router.front import bounds
-from router.front.ask import Ask, ChatPrompt, TextPrompt, TokenPrompt
+from router.front.ask import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from router.front.metrics import Call, FrontMetrics, StatusCollector
 from router.front.model_text import ModelText
 from router.front.stops import StopStrings
@@ -141,7 +141,7 @@ class FrontDoor:
         bounds.check_model(ask.model, self.model_name)
         bounds.check_parameters(ask, self.settings)
         limits = self.dispatcher.limits()
-        ids = await self._tokenise(ask, limits.max_context)
+        ids = await self.tokenise(ask.prompt, limits.max_context, ask.spelling.prompt)
         fit = bounds.fit(ask, ids, limits)
         left = self.settings.deadline_s - call.elapsed()
         if deadline_s is not None:
@@ -176,13 +176,13 @@ class FrontDoor:
                 call.used(generation.usage, generation.dropped_tokens)
                 await generation.close()
 
-    async def _tokenise(self, ask: Ask, most: int) -> list[int] | tuple[int, ...]:
-        param = ask.spelling.prompt
-        match ask.prompt:
+    async def tokenise(self, prompt: Prompt, most: int, param: str) -> list[int] | tuple[int, ...]:
+        """A prompt's ids. Raises InvalidRequest, naming `param`, for one that is far longer than `most` tokens."""
+        match prompt:
             case TokenPrompt(ids):
                 return ids
-            case TextPrompt(text):
-                size, encode = len(text), partial(self.text.text_ids, text, most, param)
+            case TextPrompt(text, add_special):
+                size, encode = len(text), partial(self.text.text_ids, text, most, param, add_special=add_special)
             case ChatPrompt(turns):
                 size = sum(len(turn.content) + len(turn.role) for turn in turns)
                 encode = partial(self.text.chat_ids, turns, most, param)

@@ -6,10 +6,12 @@ from typing import TypeVar
 
 from starlette.types import Receive, Scope
 
+from cluster.core.config import RouterSettings
 from cluster.core.errors import InvalidRequest
 from router.front.metrics import ClientGone
 
 T = TypeVar("T")
+_BODY_S = 60.0  # in which a body must have come
 
 # An answer sent while a client still writes is often lost to a connection reset, so what is too much is read and
 # thrown away, up to here.
@@ -34,7 +36,7 @@ class BodyTooSlow(InvalidRequest):
     status = 408
 
 
-def check_media_type(scope: Scope) -> None:
+def _check_media_type(scope: Scope) -> None:
     """Raises WrongMediaType; a body without content-type is taken for JSON."""
     given = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
     media_type = given.partition(b";")[0].strip().lower()
@@ -42,13 +44,19 @@ def check_media_type(scope: Scope) -> None:
         raise WrongMediaType("content-type must be application/json", code="unsupported_media_type")
 
 
-async def read_body_within(scope: Scope, receive: Receive, limit: int, seconds: float) -> bytes:
-    """`read_body`, but BodyTooSlow after `seconds`: nobody may hold a handler open for ever."""
+async def read_json(scope: Scope, receive: Receive, settings: RouterSettings) -> bytes:
+    """The body of a request that should be JSON.
+
+    Raises BodyTooLarge, BodyTooSlow (nobody may hold a handler open for ever), WrongMediaType, ClientGone.
+    """
+    seconds = min(_BODY_S, settings.deadline_s)
     try:
         async with asyncio.timeout(seconds):
-            return await read_body(scope, receive, limit)
+            body = await read_body(scope, receive, settings.max_body_bytes)
     except TimeoutError:
         raise BodyTooSlow(f"the body did not end within {seconds:g} s", code="body_too_slow") from None
+    _check_media_type(scope)
+    return body
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:

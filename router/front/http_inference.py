@@ -27,7 +27,7 @@ from router.front import sse
 from router.front.bodies import ChatBody, CompletionBody, InferenceBody
 from router.front.door import FrontDoor, Generation, until_deadline
 from router.front.errors_http import error_body, error_headers, error_object, status_of
-from router.front.http_body import check_media_type, read_body_within, while_connected
+from router.front.http_body import read_json, while_connected
 from router.front.metrics import Call, ClientGone
 from router.front.openai_shapes import AnswerHead, ChatShape, CompletionShape, Json, WholeSample
 from router.front.text import Delta
@@ -37,7 +37,6 @@ from router.requests import Request, Trace
 log = logging.getLogger("headrace.router.front")
 
 _PATIENCE_S = 1.0  # with a client that does not read, once its request has failed
-BODY_S = 60.0  # in which a body must have come
 _PUBLIC_ID = re.compile(rb"[!-~]{1,128}")
 
 
@@ -94,10 +93,7 @@ class InferenceEndpoint:
         reply = Reply(send, public_id := public_id_of(scope), traced=traced)
         async with telling(reply, public_id):
             with self._front.metrics.call(self._api) as call:
-                settings = self._front.settings
-                patience_s = min(BODY_S, settings.deadline_s)
-                raw = await read_body_within(scope, receive, settings.max_body_bytes, patience_s)
-                check_media_type(scope)
+                raw = await read_json(scope, receive, self._front.settings)
                 await while_connected(receive, self._serve(raw, public_id, reply, call))
 
     async def _serve(self, raw: bytes, public_id: str, reply: Reply, call: Call) -> None:

@@ -4,7 +4,6 @@
 the chat template); `/detokenize` takes `tokens`. Special tokens are written by name there.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Self
 
@@ -14,14 +13,16 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.core.errors import InvalidRequest, Unavailable
 from router.front import bounds
+from router.front.ask import ChatPrompt, TextPrompt
 from router.front.bodies import Body, ChatMessage, json_object, named
 from router.front.chat import ChatTurn
-from router.front.door import INLINE_CHARACTERS, FrontDoor
-from router.front.http_body import check_media_type, read_body_within, while_connected
-from router.front.http_inference import BODY_S, Reply, public_id_of, telling
+from router.front.door import FrontDoor
+from router.front.http_body import read_json, while_connected
+from router.front.http_inference import Reply, public_id_of, telling
 from router.front.openai_shapes import Json
 
 _MOST_IDS = 1_000_000
+_NO_LIMIT = 1 << 40  # of tokens: the size of bodies is limited
 
 
 class _TokensBody(Body):
@@ -59,10 +60,7 @@ class TokensEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send, public_id := public_id_of(scope))
         async with telling(reply, public_id):
-            settings = self._front.settings
-            patience_s = min(BODY_S, settings.deadline_s)
-            raw = await read_body_within(scope, receive, settings.max_body_bytes, patience_s)
-            check_media_type(scope)
+            raw = await read_json(scope, receive, self._front.settings)
             await while_connected(receive, self._serve(raw, reply))
 
     async def _serve(self, raw: bytes, reply: Reply) -> None:
@@ -73,10 +71,9 @@ async def tokenize(front: FrontDoor, raw: bytes) -> Json:
     """The ids of a prompt. Raises InvalidRequest, ModelNotFound."""
     body = TokenizeBody.parse(raw)
     bounds.check_model(front.model_name if body.model is None else body.model, front.model_name)
-    text, special = _prompt(front, body)
-    encode = front.text.tokenizer.encode
-    short = len(text) <= INLINE_CHARACTERS
-    ids = encode(text, add_special=special) if short else await asyncio.to_thread(encode, text, add_special=special)
+    prompt, param = _prompt(body), "messages" if body.prompt is None else "prompt"
+    bounds.check_prompt_text(prompt, param)
+    ids = await front.tokenise(prompt, _NO_LIMIT, param)
     try:
         longest: int | None = front.dispatcher.limits().max_context
     except Unavailable:  # ids can be had before any worker is known
@@ -98,20 +95,12 @@ async def detokenize(front: FrontDoor, raw: bytes) -> Json:
     return {"prompt": _text(front, body.tokens)}
 
 
-def _prompt(front: FrontDoor, body: TokenizeBody) -> tuple[str, bool]:
-    """The text, and whether the tokenizer adds its own tokens."""
-    if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("exactly one of prompt and messages is needed", param="prompt")
-    if body.messages is None:
-        assert body.prompt is not None
-        bounds.check_text(body.prompt, "prompt")
-        return body.prompt, body.add_special_tokens is not False
-    if front.text.chat is None:
-        raise InvalidRequest("this model has no chat template; send a prompt", param="messages")
-    turns = tuple(ChatTurn(message.role, message.content) for message in body.messages)
-    for turn in turns:
-        bounds.check_text(turn.content, "messages")
-    return front.text.chat.render(turns), False
+def _prompt(body: TokenizeBody) -> TextPrompt | ChatPrompt:
+    if body.prompt is not None and body.messages is None:
+        return TextPrompt(body.prompt, add_special=body.add_special_tokens is not False)
+    if body.messages is not None and body.prompt is None:
+        return ChatPrompt(tuple(ChatTurn(message.role, message.content) for message in body.messages))
+    raise InvalidRequest("exactly one of prompt and messages is needed", param="prompt")
 
 
 def _text(front: FrontDoor, ids: list[int]) -> str:

@@ -20,12 +20,12 @@ class ModelText:
     tokenizer: Tokenizer
     chat: ChatTemplate | None
 
-    def text_ids(self, text: str, most: int, param: str) -> list[int]:
-        """Prompt ids of plain text, with what the tokenizer itself adds (BOS).
+    def text_ids(self, text: str, most: int, param: str, *, add_special: bool = True) -> list[int]:
+        """Prompt ids of plain text, with what the tokenizer itself adds (BOS) where `add_special`.
 
         Raises InvalidRequest, naming `param`, for a text that is far longer than `most` tokens.
         """
-        return self._encode(text, True, most, param)
+        return self._encode(text, add_special, most, param)
 
     def chat_ids(self, turns: Sequence[ChatTurn], most: int, param: str) -> list[int]:
         """Prompt ids of messages; the template writes BOS, so the tokenizer adds nothing. Raises as `text_ids`."""

@@ -71,8 +71,8 @@ MUTANTS = (
     Mutant(
         "off by one: offset + 1 after a failover's history",
         "decode_worker/sessions.py",
-        "router.outbox.add(sample.run(attempt.id, len(sample.emitted) - 1))",
-        "router.outbox.add(sample.run(attempt.id, len(sample.emitted)))",
+        "session.outbox.add(sample.run(attempt.id, len(sample.emitted) - 1))",
+        "session.outbox.add(sample.run(attempt.id, len(sample.emitted)))",
         f"{MATRIX}::test_going_on_from_history[1-split-5-64]",
     ),
     Mutant(
@@ -113,8 +113,8 @@ MUTANTS = (
     Mutant(
         "off by one: offset + 1 on resume",
         "decode_worker/sessions.py",
-        "router.outbox.add(sample.run(attempt.id, offset))",
-        "router.outbox.add(sample.run(attempt.id, offset + 1))",
+        "session.outbox.add(sample.run(attempt.id, offset))",
+        "session.outbox.add(sample.run(attempt.id, offset + 1))",
         f"{SESSIONS}::test_an_attempt_goes_on_where_its_router_stands[meanwhile-9]",
     ),
     Mutant(
