@@ -27,6 +27,7 @@ class Cluster:
         self._members: dict[str, WorkerLife] = {}
         self._ports = 4000
         self._replaced: set[str] = set()  # names whose successor is under way while they may still run
+        self._relieved: list[WorkerLife] = []  # lives that were replaced; each is ended some time after it wakes
         site.gone = self._gone
         for name in (*PREFILL, *DECODE):
             self._start_worker(name, None)
@@ -82,7 +83,13 @@ class Cluster:
     def replace(self, name: str) -> None:
         """The controller cannot reach a worker: it starts another of that name, while the old one may yet wake."""
         self._replaced.add(name)
+        self._relieved.append(self.workers[name])
         self._restart(self.workers[name], 0.0)
+
+    @property
+    def relieved_have_ended(self) -> bool:
+        """Whether no life runs any more that was given up for lost; its peers rightly keep its links until then."""
+        return all(life.process.dead for life in self._relieved)
 
     def replaced(self, name: str) -> bool:
         """Whether a successor of this worker is under way already."""

@@ -104,6 +104,7 @@ class Simulation:
                 raise Violation(f"I3: {client.request.request_id} fails after the recovery: {client.outcome}")
 
     def quiet(self) -> None:
+        self._until(lambda: self.cluster.relieved_have_ended, RECOVERY_S, "a worker that was replaced never ends")
         # What a router left behind that died, perhaps with its host, is kept until it has been missed for long enough.
         missed = KEEPALIVE_S[1] + self.scenario.config.timing.resume_s + 0.5
         self._pass(missed if self.faults.struck["kill router"] else QUIET_S)
