@@ -93,6 +93,7 @@ def _config(rng: random.Random, verify: str) -> ClusterConfig:
             },
             "router": {
                 "queue_limit": rng.choice((8, 64)),
+                "max_attempts": 16,  # here a request may meet more deaths than one that kills workers ever should
                 "local_max_tokens": rng.choice((0, 4, 12)),
             },
             "handoff": {
