@@ -117,6 +117,8 @@ def library() -> ctypes.CDLL | None:
     code.hr_forward.argtypes = [ctypes.POINTER(_Model), ctypes.POINTER(_Step)]
     code.hr_spent.argtypes = [ctypes.POINTER(ctypes.c_uint64)]
     code.hr_spent.restype = None
+    code.hr_read.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    code.hr_read.restype = code.hr_cycles.restype = ctypes.c_uint64
     return code
 
 
