@@ -43,7 +43,7 @@ clean: ## remove the virtual environment and every cache in this folder
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml requirements.lock
+$(STAMP): pyproject.toml requirements.lock $(wildcard engine/native/*.cpp engine/native/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock pip
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c requirements.lock -e '.[test,dev]'

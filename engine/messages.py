@@ -6,6 +6,8 @@ Commands on one socket take effect in order, except Read / AddPeer / DropPeer / 
 the steps.
 """
 
+from typing import Literal
+
 import msgspec
 
 from cluster.core.faults import FaultSpec
@@ -60,11 +62,12 @@ class TracerModel(msgspec.Struct, frozen=True, tag="tracer"):
 
 
 class FolderModel(msgspec.Struct, frozen=True, tag="folder"):
-    """A Hugging Face folder. `dtype` is that of weights, activations and KV."""
+    """A Hugging Face folder. `dtype` is that of weights, activations and KV; `kernels` as in EngineSettings."""
 
     path: str
     dtype: str
     max_context: int | None = None
+    kernels: Literal["auto", "native", "torch"] = "auto"
 
 
 ModelSpec = TracerModel | FolderModel

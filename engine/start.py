@@ -21,7 +21,8 @@ def model_spec(config: ClusterConfig, folder: str) -> ModelSpec:
     """Which model the engine loads: the tracer, or a Hugging Face folder."""
     if config.model == TRACER:
         return TracerModel(**config.engine.tracer.model_dump())
-    return FolderModel(path=folder, dtype=config.engine.dtype, max_context=config.engine.max_context)
+    engine = config.engine
+    return FolderModel(folder, engine.dtype, engine.max_context, engine.kernels)
 
 
 def is_loopback(host: str) -> bool:

@@ -46,6 +46,9 @@ class EngineSettings(Settings):
         0.5, description="share of chunk_tokens that prompts may take in a decode worker's step while streams run"
     )
     threads: Positive = Field(1, description="compute threads of one engine process")
+    kernels: Literal["auto", "native", "torch"] = Field(
+        "auto", description="auto: native code where it was built and CPU and model allow it, else torch"
+    )
     verify: Literal["full", "transfer"] = Field("full", description="full: prefix hits are digested again when matched")
     poison: bool = Field(False, description="fill free blocks with NaN (tests)")
     tracer: TracerSettings = TracerSettings()

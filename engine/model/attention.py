@@ -80,7 +80,7 @@ class StepIndex:
 def plan_step(rows: Sequence[ForwardRow], kv: PagedKV, heads: int, window: int | None) -> StepIndex:
     """Index tensors for one forward. Raises ModelError for a row whose tokens and table do not fit each other."""
     layout = kv.layout
-    _check_rows(rows, kv)
+    check_rows(rows, kv)
     lengths = np.array([len(row.tokens) for row in rows], dtype=np.int64)
     first_token = np.cumsum(lengths) - lengths
     positions = np.concatenate([np.arange(row.start, row.start + len(row.tokens), dtype=np.int64) for row in rows])
@@ -150,7 +150,8 @@ def _attend_group(kv: PagedKV, layer: int, q_NAD: torch.Tensor, group: RowGroup)
     return out_RKQGD.transpose(1, 2).contiguous()
 
 
-def _check_rows(rows: Sequence[ForwardRow], kv: PagedKV) -> None:
+def check_rows(rows: Sequence[ForwardRow], kv: PagedKV) -> None:
+    """Raises ModelError for a row whose tokens and table do not fit each other or the pool."""
     for index, row in enumerate(rows):
         if not row.tokens or row.start < 0:
             raise ModelError(f"row {index}: {len(row.tokens)} tokens at position {row.start}")

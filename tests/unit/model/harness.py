@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,19 @@ class PagedRun:
         self.model = model
         self.pool: NDArray[np.uint8] = np.full((num_blocks, model.layout.block_bytes), POISON, dtype=np.uint8)
         model.bind(self.pool)
-        self._free = list(range(num_blocks))
-        random.Random(seed).shuffle(self._free)
+        self._seed = seed
+        self._free: list[int] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Poison everything and hand the blocks out anew."""
+        self.pool[:] = POISON
+        self._free = list(range(len(self.pool)))
+        random.Random(self._seed).shuffle(self._free)
+
+    def room(self, tokens: int) -> bool:
+        """Whether blocks for so many tokens, and some more, are free."""
+        return len(self._free) > tokens // self.model.layout.block_size + 2
 
     def row(self, sequence: Sequence, count: int, *, logits: bool = True) -> ForwardRow:
         """The sequence's next `count` tokens as a row; takes the blocks they need."""
@@ -52,8 +64,10 @@ class PagedRun:
         return result
 
 
-def load(folder: Path, block_size: int = 16, dtype: str = "float32") -> Model:
-    return load_model(FolderModel(str(folder), dtype), block_size, threads=1)
+def load(
+    folder: Path, block_size: int = 16, dtype: str = "float32", kernels: Literal["auto", "native", "torch"] = "auto"
+) -> Model:
+    return load_model(FolderModel(str(folder), dtype, kernels=kernels), block_size, threads=1)
 
 
 def random_tokens(count: int, seed: int, vocab_size: int = 320) -> list[int]:

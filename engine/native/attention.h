@@ -1,0 +1,303 @@
+// Causal attention over the block pool, read in place (no gather). One work item: one kv head of one row.
+//
+// The queries of a row that share a kv head are pairs (token, query head of the group); 16 of them are a tile.
+// 1. Scores S [position][query] = K Q^T, 16 positions at a time; K's lines are used as they lie in their blocks.
+// 2. The largest score of each query, over all its positions; then 2^(s - max), and their sum in order of position.
+// 3. O [query][dim] = P V, 32 positions at a time, counted from position 0.
+// Positions that a query may not see get probability 0 and add exactly 0, and a query's positions are always summed in
+// the same groups of 32: the result does not depend on which other tokens are in the step (DESIGN I5).
+#pragma once
+
+#include <limits>
+#include <vector>
+
+#include "linear.h"
+
+struct Pool {
+    bf16 *data;  // [blocks, kv_heads, layers, 2, block_size, head_dim]
+    int64_t kv_heads, layers, block_size, head_dim;
+
+    bf16 *page(int64_t block, int64_t kv_head, int64_t layer, int64_t value) const {
+        return data + (((block * kv_heads + kv_head) * layers + layer) * 2 + value) * block_size * head_dim;
+    }
+    // The line of one position: `position` is within the row that `table` belongs to.
+    bf16 *line(const int64_t *table, int64_t position, int64_t kv_head, int64_t layer, int64_t value) const {
+        return page(table[position / block_size], kv_head, layer, value) + position % block_size * head_dim;
+    }
+};
+
+struct Row {
+    const int64_t *table;
+    int64_t first_token;  // among the step's
+    int64_t tokens;
+    int64_t start;  // position of the first one
+};
+
+struct Attention {
+    int64_t heads, window;  // window 0: none
+    float scale;            // of scores, times log2(e)
+};
+
+// Grows and never shrinks; one per thread.
+struct Scratch {
+    std::vector<float> memory;
+    float *at_least(size_t floats) {
+        if (memory.size() < floats + 16) memory.resize(floats + 16);
+        return (float *)(((uintptr_t)memory.data() + 63) & ~(uintptr_t)63);
+    }
+};
+
+// The order of words that makes [16 words of a][16 words of b] to pairs.
+alignas(64) constexpr uint16_t ALTERNATE[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+
+// Scores [position][query] of one tile of queries to probabilities, as rows of the product with V: per 32 positions
+// [16 queries][32 positions]. Returns the sums. `positions` is a multiple of 16; a group's missing half is zero.
+inline __m512 soften(float *scores, int64_t positions, int64_t from, const int32_t *query, const Attention &attention,
+                     bf16 *rows) {
+    const __m512i alternate = _mm512_load_si512(ALTERNATE);
+    const __m512 hidden = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    const __m512i newest = _mm512_load_si512(query);
+    const __m512i oldest = _mm512_sub_epi32(newest, _mm512_set1_epi32((int)attention.window));
+    // Positions [0, seen_by_all) need no mask; queries of a tile come in order of position.
+    const int64_t first = _mm512_reduce_min_epi32(newest) - from + 1;
+    const int64_t seen_by_all = attention.window ? 0 : (first < positions ? first : positions) / TILE * TILE;
+    __m512 most[2] = {hidden, hidden};
+    for (int64_t s = 0; s < seen_by_all; s += 2)
+        for (int i = 0; i < 2; i++) most[i] = _mm512_max_ps(most[i], _mm512_load_ps(scores + (s + i) * TILE));
+    for (int64_t s = seen_by_all; s < positions; s++) {
+        const __m512i position = _mm512_set1_epi32((int)(from + s));
+        __mmask16 seen = _mm512_cmple_epi32_mask(position, newest);
+        if (attention.window) seen &= _mm512_cmpgt_epi32_mask(position, oldest);
+        const __m512 score = _mm512_mask_blend_ps(seen, hidden, _mm512_load_ps(scores + s * TILE));
+        _mm512_store_ps(scores + s * TILE, score);
+        most[0] = _mm512_max_ps(most[0], score);
+    }
+    const __m512 scale = _mm512_set1_ps(attention.scale), offset = _mm512_mul_ps(_mm512_max_ps(most[0], most[1]), scale);
+    __m512 even_sum = _mm512_setzero_ps(), odd_sum = even_sum;
+    for (int64_t s = 0; s < positions; s += STEP, rows += B_TILE) {
+        __m512i pair[TILE];
+        const int pairs = positions - s < STEP ? TILE / 2 : TILE;
+        for (int i = 0; i < pairs; i++) {
+            const float *at = scores + (s + 2 * i) * TILE;
+            const __m512 even = exp2_nonpositive(_mm512_fmsub_ps(_mm512_load_ps(at), scale, offset));
+            const __m512 odd = exp2_nonpositive(_mm512_fmsub_ps(_mm512_load_ps(at + TILE), scale, offset));
+            even_sum = _mm512_add_ps(even_sum, even);
+            odd_sum = _mm512_add_ps(odd_sum, odd);
+            pair[i] = _mm512_permutexvar_epi16(alternate, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+        }
+        for (int i = pairs; i < TILE; i++) pair[i] = _mm512_setzero_si512();
+        transpose16(pair);
+        for (int i = 0; i < TILE; i++) _mm512_store_si512(rows + i * STEP, pair[i]);
+    }
+    return _mm512_add_ps(even_sum, odd_sum);
+}
+
+// V of positions [from, from + positions) as B: per 32 positions [head_dim / 16][16 lines][16 dims][2]. Lines from
+// `end` on were never written and may hold anything: they count as zero.
+inline void pack_values(const Pool &pool, const Row &row, int64_t kv_head, int64_t layer, int64_t from, int64_t positions,
+                        int64_t end, bf16 *packed) {
+    // Words 0-15 of either line alternate, then words 16-31.
+    const __m512i apart = _mm512_set1_epi32(16 << 16), alternate = _mm512_load_si512(ALTERNATE);
+    const __m512i low = _mm512_add_epi16(alternate, apart), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    const int64_t dim = pool.head_dim;
+    for (int64_t s = 0; s < positions; s += 2) {
+        bf16 *to = packed + s / STEP * dim * STEP + s % STEP / 2 * STEP;
+        const int64_t left = end - from - s;
+        const bf16 *even = left > 0 ? pool.line(row.table, from + s, kv_head, layer, 1) : nullptr;
+        for (int64_t d = 0; d < dim; d += STEP) {
+            const __m512i a = left > 0 ? _mm512_loadu_si512(even + d) : _mm512_setzero_si512();
+            const __m512i b = left > 1 ? _mm512_loadu_si512(even + dim + d) : _mm512_setzero_si512();
+            _mm512_store_si512(to + d / TILE * B_TILE, _mm512_permutex2var_epi16(a, low, b));
+            _mm512_store_si512(to + (d / TILE + 1) * B_TILE, _mm512_permutex2var_epi16(a, high, b));
+        }
+    }
+}
+
+// One tile: up to 16 queries of `heads` kv heads, `each` per head, from pair `first` on. One head, or all there is of
+// several: a sequence that decodes has few queries per head.
+struct Tile16 {
+    int64_t kv_head, heads, each, first, group;
+
+    int64_t queries() const { return heads * each; }
+    int64_t token(int64_t i) const { return (first + i % each) / group; }
+    int64_t head(int64_t i) const { return (kv_head + i / each) * group + (first + i % each) % group; }
+};
+
+// The queries as B, for each kv head [head_dim / 32][16 lines][16 queries][2], zero where a query is another head's.
+// `q`: [tokens, query heads, head_dim].
+inline void pack_queries(const bf16 *q, const Row &row, const Tile16 &tile, int64_t query_heads, int64_t dim, bf16 *packed) {
+    for (int64_t h = 0; h < tile.heads; h++)
+        for (int64_t d = 0; d < dim; d += STEP, packed += B_TILE) {
+            __m512i line[TILE];
+            for (int64_t i = 0; i < TILE; i++) {
+                line[i] = _mm512_setzero_si512();
+                if (i / tile.each != h) continue;
+                line[i] = _mm512_loadu_si512(q + ((row.first_token + tile.token(i)) * query_heads + tile.head(i)) * dim + d);
+            }
+            transpose16(line);
+            for (int64_t r = 0; r < TILE; r++) _mm512_store_si512(packed + r * STEP, line[r]);
+        }
+}
+
+inline void prefetch_lines(const bf16 *x, int64_t elements) {
+    for (int64_t i = 0; i < elements; i += STEP) _mm_prefetch((const char *)(x + i), _MM_HINT_T0);
+}
+
+// S [positions][16]. Blocks hold a multiple of 16 positions. `fresh`: K and V of this row are in no cache yet.
+template <bool AMX>
+inline void score(const Pool &pool, const Row &row, const Tile16 &tile, int64_t layer, int64_t from, int64_t positions,
+                  const bf16 *queries, bool fresh, float *scores) {
+    const int64_t dim = pool.head_dim, steps = dim / STEP;
+    if (AMX) configure_tiles(TILE, 0);
+    for (int64_t s = 0; s < positions; s += TILE) {
+        float *to = scores + s * TILE;
+        if (AMX) _tile_zero(0);
+        for (int64_t h = 0; h < tile.heads; h++) {
+            const bf16 *keys = pool.line(row.table, from + s, tile.kv_head + h, layer, 0);
+            const bf16 *b = queries + h * steps * B_TILE;
+            if (fresh && s + 2 * TILE < positions)
+                for (int value = 0; value < 2; value++)
+                    prefetch_lines(pool.line(row.table, from + s + 2 * TILE, tile.kv_head + h, layer, value), TILE * dim);
+            if (AMX) {
+                for (int64_t k = 0; k < steps; k++) {
+                    _tile_loadd(6, b + k * B_TILE, 64);
+                    _tile_loadd(4, keys + k * STEP, dim * sizeof(bf16));
+                    _tile_dpbf16ps(0, 4, 6);
+                }
+            } else if (h == 0) {
+                multiply_avx512<false>(keys, dim, STEP, b, B_TILE, steps, TILE, to, TILE);
+            } else {
+                multiply_avx512<true>(keys, dim, STEP, b, B_TILE, steps, TILE, to, TILE);
+            }
+        }
+        if (AMX) _tile_stored(0, to, 64);
+    }
+}
+
+// The same for one head of 64 dimensions, whose queries stay in their tiles.
+inline void score_64(const Pool &pool, const Row &row, const Tile16 &tile, int64_t layer, int64_t from, int64_t positions,
+                     const bf16 *queries, float *scores) {
+    configure_tiles(TILE, TILE);
+    _tile_loadd(6, queries, 64);
+    _tile_loadd(7, queries + B_TILE, 64);
+    for (int64_t s = 0; s < positions; s += 2 * TILE) {
+        const bf16 *keys = pool.line(row.table, from + s, tile.kv_head, layer, 0);
+        const bool two = s + TILE < positions;
+        const bf16 *next = two ? pool.line(row.table, from + s + TILE, tile.kv_head, layer, 0) : keys;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_loadd(4, keys, 64 * sizeof(bf16));
+        _tile_loadd(5, next, 64 * sizeof(bf16));
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 5, 6);
+        _tile_loadd(2, keys + STEP, 64 * sizeof(bf16));
+        _tile_loadd(3, next + STEP, 64 * sizeof(bf16));
+        _tile_dpbf16ps(0, 2, 7);
+        _tile_dpbf16ps(1, 3, 7);
+        _tile_stored(0, scores + s * TILE, 64);
+        if (two) _tile_stored(1, scores + (s + TILE) * TILE, 64);
+    }
+}
+
+// O [queries][dim] of one kv head: sums over `steps` groups of 32 positions.
+template <bool AMX>
+inline void weigh(const bf16 *probabilities, const bf16 *values, int64_t queries, int64_t steps, int64_t dim, float *out) {
+    if (!AMX) {
+        for (int64_t d = 0; d < dim; d += TILE)
+            multiply_avx512<false>(probabilities, STEP, B_TILE, values + d / TILE * B_TILE, dim * STEP, steps, queries,
+                                   out + d, dim);
+        return;
+    }
+    const int64_t row = dim * sizeof(float);
+    int64_t d = 0;
+    for (; d + 4 * TILE <= dim; d += 4 * TILE) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t k = 0; k < steps; k++) {
+            const bf16 *v = values + k * dim * STEP + d / TILE * B_TILE;
+            _tile_loadd(4, probabilities + k * B_TILE, 64);
+            _tile_loadd(6, v, 64);
+            _tile_loadd(7, v + B_TILE, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(6, v + 2 * B_TILE, 64);
+            _tile_loadd(7, v + 3 * B_TILE, 64);
+            _tile_dpbf16ps(2, 4, 6);
+            _tile_dpbf16ps(3, 4, 7);
+        }
+        _tile_stored(0, out + d, row);
+        _tile_stored(1, out + d + TILE, row);
+        _tile_stored(2, out + d + 2 * TILE, row);
+        _tile_stored(3, out + d + 3 * TILE, row);
+    }
+    for (; d < dim; d += 2 * TILE) {
+        _tile_zero(0);
+        _tile_zero(1);
+        for (int64_t k = 0; k < steps; k++) {
+            const bf16 *v = values + k * dim * STEP + d / TILE * B_TILE;
+            _tile_loadd(4, probabilities + k * B_TILE, 64);
+            _tile_loadd(6, v, 64);
+            _tile_loadd(7, v + B_TILE, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        _tile_stored(0, out + d, row);
+        _tile_stored(1, out + d + TILE, row);
+    }
+}
+
+// How many kv heads of a row are worked on together.
+inline int64_t heads_together(const Row &row, int64_t group, int64_t kv_heads) {
+    const int64_t fit = TILE / (row.tokens * group);
+    return fit < 1 ? 1 : fit < kv_heads ? fit : kv_heads;
+}
+
+// kv heads [kv_head, kv_head + heads) of one row. `out`: packed rows of [tokens, query heads * head_dim].
+template <bool AMX>
+void attend(const Pool &pool, const Row &row, int64_t kv_head, int64_t heads, int64_t layer, const Attention &attention,
+            const bf16 *q, bf16 *out, Scratch &scratch) {
+    const int64_t dim = pool.head_dim, group = attention.heads / pool.kv_heads, end = row.start + row.tokens;
+    const int64_t reach = attention.window ? row.start - attention.window + 1 : 0;
+    const int64_t from = (reach > 0 ? reach : 0) / STEP * STEP;
+    const int64_t most = ceil_div(end - from, STEP) * STEP;  // positions, in groups of 32
+    const int64_t value_floats = heads * most * dim / 2, query_floats = heads * TILE * dim / 2;
+    float *scores = scratch.at_least(most * TILE + most * TILE / 2 + value_floats + TILE * dim + query_floats);
+    bf16 *probabilities = (bf16 *)(scores + most * TILE);
+    float *sums = scores + most * TILE + most * TILE / 2;
+    bf16 *queries = (bf16 *)(sums + TILE * dim), *values = queries + 2 * query_floats;
+
+    const int64_t pairs = row.tokens * group;
+    for (int64_t first = 0; first < pairs; first += TILE) {
+        const Tile16 tile = {kv_head, heads, pairs - first < TILE ? pairs - first : TILE, first, group};
+        alignas(64) int32_t position[TILE];
+        for (int64_t i = 0; i < TILE; i++)
+            position[i] = (int32_t)(row.start + tile.token(i < tile.queries() ? i : tile.each - 1));
+        const int64_t last = row.start + tile.token(tile.each - 1);  // what follows it none of these may see
+        const int64_t positions = ((last - from) / TILE + 1) * TILE, steps = ceil_div(positions, STEP);
+        pack_queries(q, row, tile, attention.heads, dim, queries);
+        if (AMX && dim == 64 && heads == 1 && first)
+            score_64(pool, row, tile, layer, from, positions, queries, scores);
+        else
+            score<AMX>(pool, row, tile, layer, from, positions, queries, first == 0, scores);
+        if (first == 0)
+            for (int64_t h = 0; h < heads; h++)
+                pack_values(pool, row, kv_head + h, layer, from, most, end, values + h * most * dim);
+        const __m512 sum = soften(scores, positions, from, position, attention, probabilities);
+        if (AMX) configure_tiles(tile.each, tile.each);
+        for (int64_t h = 0; h < heads; h++)
+            weigh<AMX>(probabilities + h * tile.each * STEP, values + h * most * dim, tile.each, steps, dim,
+                       sums + h * tile.each * dim);
+        alignas(64) float total[TILE];
+        _mm512_store_ps(total, sum);
+        for (int64_t i = 0; i < tile.queries(); i++) {
+            const __m512 inverse = _mm512_set1_ps(1.0f / total[i]);
+            for (int64_t d = 0; d < dim; d += TILE)
+                store_bf16(packed_at(out, attention.heads * dim / STEP, row.first_token + tile.token(i), tile.head(i) * dim + d),
+                           _mm512_mul_ps(_mm512_loadu_ps(sums + i * dim + d), inverse));
+        }
+    }
+    if (AMX) _tile_release();
+}

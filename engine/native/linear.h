@@ -1,0 +1,172 @@
+// y = x W^T + b for weights that are packed once. What follows a product is done while its sums are at hand.
+//
+// Packed weight: panels of 32 outputs, each panel [I / 32 steps][2 tiles][16 lines][16 outputs][2 inputs]: one stream.
+// Packed rows: x as [T / 16][I / 32 steps][16 rows][32 inputs], so that every tile of x is 1 kB in a row.
+#pragma once
+
+#include "tiles.h"
+
+constexpr int64_t PANEL = 2 * TILE;  // outputs
+constexpr int64_t PREFETCH_BYTES = 8192;
+constexpr int64_t GROUP_BYTES = 512 * 1024;
+
+struct Linear {
+    const bf16 *weight;  // packed, 64-byte aligned
+    const float *bias;   // [outputs] or null
+    int64_t inputs, outputs;
+};
+
+enum class Then { STORE, ADD, SWIGLU };  // y = sums; y += sums; y = silu(gate) * up, packed as rows of the next product
+
+inline int64_t row_tiles(int64_t tokens) { return ceil_div(tokens, TILE); }
+inline bf16 *packed_at(bf16 *rows, int64_t steps, int64_t token, int64_t input) {
+    return rows + ((token / TILE) * steps + input / STEP) * B_TILE + (token % TILE) * STEP + input % STEP;
+}
+
+// Sums of 32 outputs for up to 32 rows, stored to (ADD: added to what is in) `c`, rows of which are `c_row` apart.
+template <bool AMX, bool ADD>
+inline void panel_product(const bf16 *x, int64_t rows, const bf16 *panel, int64_t steps, bool prefetch, float *c,
+                          int64_t c_row) {
+    const bf16 *x1 = x + steps * B_TILE;
+    if (!AMX) {
+        for (int64_t done = 0; done < rows; done += TILE) {
+            const int64_t m = rows - done < TILE ? rows - done : TILE;
+            for (int tile = 0; tile < 2; tile++)
+                multiply_avx512<ADD>(done ? x1 : x, STEP, B_TILE, panel + tile * B_TILE, 2 * B_TILE, steps, m,
+                                     c + done * c_row + tile * TILE, c_row);
+        }
+        return;
+    }
+    const bool two = rows > TILE;
+    const int64_t stride = c_row * sizeof(float);
+    float *c1 = c + TILE * c_row;
+    if (ADD) {
+        _tile_loadd(0, c, stride);
+        _tile_loadd(1, c + TILE, stride);
+        if (two) {
+            _tile_loadd(2, c1, stride);
+            _tile_loadd(3, c1 + TILE, stride);
+        }
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int64_t k = 0; k < steps; k++) {
+        const bf16 *b = panel + k * 2 * B_TILE;
+        if (prefetch)
+            for (int line = 0; line < 32; line++) _mm_prefetch((const char *)b + PREFETCH_BYTES + 64 * line, _MM_HINT_T0);
+        _tile_loadd(6, b, 64);
+        _tile_loadd(7, b + B_TILE, 64);
+        _tile_loadd(4, x + k * B_TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (two) {
+            _tile_loadd(5, x1 + k * B_TILE, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, c, stride);
+    _tile_stored(1, c + TILE, stride);
+    if (two) {
+        _tile_stored(2, c1, stride);
+        _tile_stored(3, c1 + TILE, stride);
+    }
+}
+
+// 16 gates and their 16 ups of rows [token, token + rows) to 16 inputs of the next product.
+inline void swiglu(const float *c, const float *bias, int64_t rows, bf16 *packed, int64_t steps, int64_t token,
+                   int64_t input) {
+    const __m512 gate_bias = bias ? _mm512_loadu_ps(bias) : _mm512_setzero_ps();
+    const __m512 up_bias = bias ? _mm512_loadu_ps(bias + TILE) : _mm512_setzero_ps();
+    for (int64_t m = 0; m < rows; m++) {
+        const __m512 gate = _mm512_add_ps(_mm512_load_ps(c + m * PANEL), gate_bias);
+        const __m512 up = _mm512_add_ps(_mm512_load_ps(c + m * PANEL + TILE), up_bias);
+        store_bf16(packed_at(packed, steps, token + m, input), _mm512_mul_ps(silu(gate), up));
+    }
+}
+
+// One panel for rows [token, token + rows).
+template <bool AMX, Then THEN>
+inline void panel_rows(const Linear &w, int64_t panel, const bf16 *x, int64_t token, int64_t rows, void *y) {
+    const int64_t steps = w.inputs / STEP, first = panel * PANEL;
+    const bf16 *weight = w.weight + panel * steps * 2 * B_TILE;
+    const bf16 *from = x + token / TILE * steps * B_TILE;
+    const bool prefetch = token == 0;  // later rows find the panel in the cache
+    alignas(64) float c[PANEL * PANEL];
+    if (THEN == Then::SWIGLU) {
+        panel_product<AMX, false>(from, rows, weight, steps, prefetch, c, PANEL);
+        swiglu(c, w.bias ? w.bias + first : nullptr, rows, (bf16 *)y, w.outputs / 2 / STEP, token, panel * TILE);
+        return;
+    }
+    float *to = (float *)y + token * w.outputs + first;
+    const int64_t width = w.outputs - first;
+    if (width >= PANEL) {
+        if (THEN == Then::ADD || w.bias) {
+            for (int64_t m = 0; w.bias && m < rows; m++)
+                for (int64_t n = 0; n < PANEL; n += TILE) {
+                    const __m512 bias = _mm512_loadu_ps(w.bias + first + n);
+                    float *at = to + m * w.outputs + n;
+                    _mm512_storeu_ps(at, THEN == Then::ADD ? _mm512_add_ps(_mm512_loadu_ps(at), bias) : bias);
+                }
+            panel_product<AMX, true>(from, rows, weight, steps, prefetch, to, w.outputs);
+        } else {
+            panel_product<AMX, false>(from, rows, weight, steps, prefetch, to, w.outputs);
+        }
+        return;
+    }
+    for (int64_t m = 0; m < rows; m++)  // the last panel, of less than 32 outputs
+        for (int64_t n = 0; n < PANEL; n++) {
+            c[m * PANEL + n] = n < width && w.bias ? w.bias[first + n] : 0.0f;
+            if (THEN == Then::ADD && n < width) c[m * PANEL + n] += to[m * w.outputs + n];
+        }
+    panel_product<AMX, true>(from, rows, weight, steps, prefetch, c, PANEL);
+    for (int64_t m = 0; m < rows; m++) memcpy(to + m * w.outputs, c + m * PANEL, width * sizeof(float));
+}
+
+// `x`: packed rows of `tokens` tokens. `y`: float32 [tokens, outputs], or packed rows for SWIGLU.
+// Panels go in groups that fit in the second-level cache: for 32 rows all of a group, so that y is written in long runs.
+template <bool AMX, Then THEN>
+void apply(const Linear &w, const bf16 *x, int64_t tokens, void *y, int threads) {
+    const int64_t panels = ceil_div(w.outputs, PANEL), panel_bytes = w.inputs * PANEL * sizeof(bf16);
+    const int64_t fits = GROUP_BYTES / panel_bytes > 0 ? GROUP_BYTES / panel_bytes : 1;
+    const int64_t group = fits * threads < panels ? fits : ceil_div(panels, threads);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        int64_t configured = -1;
+#pragma omp for schedule(static)
+        for (int64_t first = 0; first < panels; first += group)
+            for (int64_t token = 0; token < tokens; token += PANEL) {
+                const int64_t rows = tokens - token < PANEL ? tokens - token : PANEL;
+                if (AMX && rows != configured) {
+                    configure_tiles(rows < TILE ? rows : TILE, rows > TILE ? rows - TILE : 0);
+                    configured = rows;
+                }
+                for (int64_t panel = first; panel < first + group && panel < panels; panel++)
+                    panel_rows<AMX, THEN>(w, panel, x, token, rows, y);
+            }
+        if (AMX) _tile_release();
+    }
+}
+
+// W [outputs, inputs] to panels. `inputs` is a multiple of 32; missing outputs of the last panel are zero.
+// `interleave`: W is gates above ups; 16 of either alternate.
+inline void pack_weight(const bf16 *weight, int64_t outputs, int64_t inputs, bool interleave, bf16 *packed) {
+    const int64_t steps = inputs / STEP;
+    for (int64_t panel = 0; panel < ceil_div(outputs, PANEL); panel++)
+        for (int tile = 0; tile < 2; tile++) {
+            int64_t from = panel * PANEL + tile * TILE;
+            if (interleave) from = panel * TILE + tile * (outputs / 2);
+            for (int64_t k = 0; k < steps; k++) {
+                uint32_t *to = (uint32_t *)(packed + (panel * steps + k) * 2 * B_TILE + tile * B_TILE);
+                for (int64_t n = 0; n < TILE; n++)
+                    for (int64_t r = 0; r < TILE; r++) {
+                        uint32_t pair = 0;
+                        if (from + n < outputs) memcpy(&pair, weight + (from + n) * inputs + k * STEP + 2 * r, 4);
+                        to[r * TILE + n] = pair;
+                    }
+            }
+        }
+}

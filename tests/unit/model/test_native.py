@@ -1,0 +1,170 @@
+"""The native forward against the torch model, over poisoned pools; and its promise: company in a step changes nothing.
+
+Skipped where this CPU cannot run it; that it was built where there is a compiler is a test of its own.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.core.errors import ModelError
+from engine.messages import FolderModel
+from engine.model import native
+from engine.model.base import ForwardRow
+from engine.model.config import load_config
+from engine.model.llama import LlamaModel
+from engine.model.loader import load_model
+from engine.model.native import NativeModel
+from engine.model.weights import Weights
+from tests.unit.model.conftest import Checkpoint
+from tests.unit.model.harness import PagedRun, Sequence, load, random_tokens
+
+BLOCK = 16
+TOKENS = random_tokens(150, seed=1)
+WIDE: dict[str, object] = {"head_dim": 32, "hidden_size": 96, "intermediate_size": 160}
+VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("llama", WIDE),
+    "a vocabulary that fills no panel": ("llama", {**WIDE, "vocab_size": 321}),
+    "all biases": ("llama", {**WIDE, "attention_bias": True, "mlp_bias": True}),
+    "tied": ("llama", {**WIDE, "tie_word_embeddings": True}),
+    "one kv head": ("llama", {**WIDE, "num_key_value_heads": 1}),
+    "no grouping": ("llama", {**WIDE, "num_key_value_heads": 4}),
+    "heads of 64": ("llama", {**WIDE, "head_dim": 64}),
+    "heads of 128": ("llama", {**WIDE, "head_dim": 128}),
+    "more queries than a tile": ("llama", {**WIDE, "num_attention_heads": 32, "num_key_value_heads": 1}),
+    "qwen2": ("qwen2", WIDE),
+    "qwen3": ("qwen3", WIDE),
+    "window": ("mistral-window", {**WIDE, "head_dim": 64}),
+}
+
+runs = pytest.mark.skipif(native.library() is None, reason="this CPU lacks AVX-512 BF16, or there is no compiler")
+KINDS = [pytest.param(False, id="avx512"), pytest.param(True, id="amx")]
+
+
+def native_model(folder: Path, *, amx: bool, threads: int = 1) -> NativeModel:
+    if amx and not native.has_amx():
+        pytest.skip("this CPU has no AMX")
+    config = load_config(folder)
+    with Weights(folder, config, "bfloat16") as weights:
+        return NativeModel(config, weights, BLOCK, b"", threads, amx=amx)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler: torch does the work")
+@pytest.mark.skipif(not native.cpu_flags() >= native.NEEDED, reason="this CPU cannot run it")
+def test_it_was_built() -> None:
+    assert native.library() is not None
+
+
+@runs
+@pytest.mark.parametrize("amx", KINDS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_it_is_as_near_to_float32_as_torch_in_bfloat16(variant: str, amx: bool, checkpoint: Checkpoint) -> None:
+    architecture, overrides = VARIANTS[variant]
+    folder = checkpoint(architecture, **overrides)
+    torches = [load(folder, BLOCK, dtype, "torch") for dtype in ("float32", "bfloat16")]
+    every = [PagedRun(model) for model in (*torches, native_model(folder, amx=amx))]
+    squares: list[list[float]] = [[], []]  # mean squared errors of torch's bfloat16 and of ours
+    for chunk in (len(TOKENS), 40, 1):
+        tokens = TOKENS[:75] if chunk == 1 else TOKENS
+        fed = [run.feed(Sequence(tokens), chunk) for run in every]
+        for (_, expected), *found in zip(*fed, strict=True):
+            for of, (_, logits) in zip(squares, found, strict=True):
+                of.append(float(np.square(logits - expected).mean()))
+        for run in every:
+            run.forget()
+    theirs, ours = (np.mean(of) for of in squares)
+    assert ours <= 1.1 * theirs
+
+
+@runs
+@pytest.mark.parametrize("amx", KINDS)
+@pytest.mark.parametrize("variant", ["llama", "heads of 64", "window", "more queries than a tile"])
+def test_company_and_chunks_change_no_bit(variant: str, amx: bool, checkpoint: Checkpoint) -> None:
+    architecture, overrides = VARIANTS[variant]
+    run = PagedRun(native_model(checkpoint(architecture, **overrides), amx=amx), num_blocks=96)
+
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        cuts=st.sets(st.integers(1, len(TOKENS) - 1), max_size=6),
+        company=st.lists(st.integers(1, 70), max_size=3),
+        behind=st.booleans(),
+    )
+    def property_holds(cuts: set[int], company: list[int], behind: bool) -> None:
+        run.forget()
+        whole = Sequence(TOKENS)
+        expected = run.model.run([run.row(whole, len(TOKENS))])[0]
+        parts = Sequence(TOKENS)
+        for end in (*sorted(cuts), len(TOKENS)):
+            others = [run.row(Sequence(random_tokens(n, seed=n)), n) for n in company if run.room(n + len(TOKENS))]
+            own = run.row(parts, end - parts.done)
+            rows = [own, *others] if behind else [*others, own]
+            found = run.model.run(rows)[0 if behind else -1]
+        np.testing.assert_array_equal(found, expected)
+        for one, other in zip(whole.table[:-1], parts.table[:-1], strict=True):
+            np.testing.assert_array_equal(run.pool[one], run.pool[other])
+
+    property_holds()
+
+
+@runs
+@pytest.mark.parametrize("amx", KINDS)
+def test_threads_change_no_bit(amx: bool, checkpoint: Checkpoint) -> None:
+    folder = checkpoint("llama", **WIDE)
+    results = []
+    for threads in (1, 3):
+        run = PagedRun(native_model(folder, amx=amx, threads=threads))
+        rows = [run.row(Sequence(random_tokens(n, seed=n)), n) for n in (33, 1, 70)]
+        results.append(run.model.run(rows))
+    np.testing.assert_array_equal(results[0], results[1])
+
+
+@runs
+def test_a_row_that_does_not_write_leaves_the_pool_alone(checkpoint: Checkpoint) -> None:
+    run = PagedRun(native_model(checkpoint("llama", **WIDE), amx=False))
+    sequence = Sequence(TOKENS)
+    expected = run.feed(sequence, len(TOKENS))[0][1]
+    before = run.pool.copy()
+    last = ForwardRow(TOKENS[-1:], len(TOKENS) - 1, sequence.table, write=False, logits=True)
+    np.testing.assert_array_equal(run.model.run([last])[0], expected)
+    np.testing.assert_array_equal(run.pool, before)
+
+
+@runs
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (ForwardRow([320], 0, [0], True, True), "token id"),
+        (ForwardRow([-1], 0, [0], True, True), "token id"),
+        (ForwardRow([1], 600, list(range(40)), True, True), "beyond the context"),
+        (ForwardRow([1], 16, [0], True, True), "needs 2"),
+        (ForwardRow([1], 0, [99_999], True, True), "a block outside"),
+        (ForwardRow([], 0, [0], True, True), "0 tokens"),
+    ],
+)
+def test_an_impossible_row_is_refused(row: ForwardRow, words: str, checkpoint: Checkpoint) -> None:
+    run = PagedRun(native_model(checkpoint("llama", **WIDE), amx=False))
+    with pytest.raises(ModelError, match=words):
+        run.model.run([row])
+
+
+def test_the_setting_decides(checkpoint: Checkpoint) -> None:
+    narrow, wide = checkpoint("llama"), checkpoint("llama", **WIDE)
+    assert isinstance(load(wide, BLOCK, "bfloat16", "torch"), LlamaModel)
+    assert isinstance(load(wide, BLOCK, "float32"), LlamaModel)
+    assert isinstance(load(narrow, BLOCK, "bfloat16"), LlamaModel)
+    kind = LlamaModel if native.library() is None else NativeModel
+    assert isinstance(load(wide, BLOCK, "bfloat16"), kind)
+    for folder, dtype, words in ((wide, "float32", "dtype is float32"), (narrow, "bfloat16", "head_dim 16")):
+        with pytest.raises(ModelError, match=words):
+            load_model(FolderModel(str(folder), dtype, kernels="native"), BLOCK, threads=1)
+
+
+def test_flags_are_read_from_the_first_cpu(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nflags\t\t: fpu avx512f amx_tile\n\nprocessor\t: 1\nflags\t\t: fpu\n")
+    assert native.cpu_flags(cpuinfo) >= {"avx512f", "amx_tile"}
+    assert native.cpu_flags(tmp_path / "none") == frozenset()
