@@ -49,6 +49,9 @@ class EngineSettings(Settings):
     kernels: Literal["auto", "native", "torch"] = Field(
         "auto", description="auto: native code where it was built and CPU and model allow it, else torch"
     )
+    quantization: Literal["none", "int8", "int4"] = Field(
+        "none", description="of the products' weights; both pools need the same, as it changes the KV"
+    )
     verify: Literal["full", "transfer"] = Field("full", description="full: prefix hits are digested again when matched")
     poison: bool = Field(False, description="fill free blocks with NaN (tests)")
     tracer: TracerSettings = TracerSettings()

@@ -57,8 +57,7 @@ class LlamaModel:
         self._embedding_VE = weights.take("model.embed_tokens.weight")
         self._layers = [_load_layer(config, weights, index) for index in range(config.layers)]
         self._norm_E = weights.take("model.norm.weight")
-        head_VE = self._embedding_VE if config.tied_embeddings else weights.take("lm_head.weight")
-        self._head = Linear([head_VE])
+        self._head = Linear([weights.take_head(tied=config.tied_embeddings)])
         self._kv: PagedKV | None = None
 
     def bind(self, pool: NDArray[np.uint8]) -> None:
@@ -130,7 +129,7 @@ def _load_layer(config: ModelConfig, weights: Weights, index: int) -> _Layer:
 
     def linear(names: Sequence[str], *, bias: bool) -> Linear:
         return Linear(
-            [weights.take(f"{prefix}{name}.weight") for name in names],
+            [weights.take_product(f"{prefix}{name}.weight") for name in names],
             [weights.take(f"{prefix}{name}.bias") for name in names] if bias else (),
         )
 

@@ -24,11 +24,15 @@ def load_model(spec: FolderModel | TracerModel, block_size: int, threads: int) -
     torch.set_num_threads(threads)
     folder = Path(spec.path).expanduser()
     config = _limit_context(load_config(folder), spec.max_context)
-    mark = fingerprint(folder, config, spec.dtype, block_size)
-    reason = "engine.kernels is torch" if spec.kernels == "torch" else unsupported(config, spec.dtype, block_size)
+    mark = fingerprint(folder, config, spec.dtype, block_size, spec.quantization)
+    reason = (
+        "engine.kernels is torch"
+        if spec.kernels == "torch"
+        else unsupported(config, spec.dtype, block_size, spec.quantization)
+    )
     if reason is not None and spec.kernels == "native":
         raise ModelError(f"engine.kernels is native, but this model cannot run in native code: {reason}")
-    with Weights(folder, config, spec.dtype) as weights:
+    with Weights(folder, config, spec.dtype, spec.quantization) as weights:
         if reason is None:
             return NativeModel(config, weights, block_size, mark, threads)
         return LlamaModel(config, weights, block_size, mark)

@@ -25,12 +25,13 @@ from engine.layout import KVLayout
 from engine.model.attention import PagedKV, check_rows
 from engine.model.base import ForwardRow
 from engine.model.config import ModelConfig
+from engine.model.quantise import BITS, GROUP, HEAD_BITS, Quantization, quantise
 from engine.model.rope import Rope
 from engine.model.weights import Weights
 
 LIBRARY = Path(__file__).parents[1] / "native" / "_forward"
-NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"})
-AMX = frozenset({"amx_tile", "amx_bf16"})
+NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"})
+AMX = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
 PHASES = ("norm", "qkv", "heads", "attention", "output", "gate_up", "down", "head")
 _ALIGNMENT = 64
 _PANEL = 32  # outputs packed together
@@ -40,10 +41,8 @@ _TILE = 16
 
 class _Linear(ctypes.Structure):
     _fields_ = (
-        ("weight", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("inputs", ctypes.c_int64),
-        ("outputs", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("weight", "scale", "bias")),
+        *((name, ctypes.c_int64) for name in ("inputs", "outputs", "bits")),
     )
 
 
@@ -113,7 +112,10 @@ def library() -> ctypes.CDLL | None:
         return None
     code = ctypes.CDLL(str(path))
     code.hr_pack.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p]
-    code.hr_pack.restype = None
+    code.hr_pack_quantised.argtypes = [
+        ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_void_p
+    ]  # fmt: skip
+    code.hr_pack.restype = code.hr_pack_quantised.restype = None
     code.hr_forward.argtypes = [ctypes.POINTER(_Model), ctypes.POINTER(_Step)]
     code.hr_spent.argtypes = [ctypes.POINTER(ctypes.c_uint64)]
     code.hr_spent.restype = None
@@ -128,14 +130,16 @@ def has_amx() -> bool:
     return code is not None and cpu_flags() >= AMX and bool(code.hr_use_amx())
 
 
-def unsupported(config: ModelConfig, dtype: str, block_size: int) -> str | None:
+def unsupported(config: ModelConfig, dtype: str, block_size: int, quantization: Quantization = "none") -> str | None:
     """Why this model cannot run in native code, or None."""
     if dtype != "bfloat16":
         return f"dtype is {dtype}, native code has bfloat16 alone"
+    products = _STEP if quantization == "none" else GROUP
     for name, value, unit in (
+        ("heads x head_dim", config.attention.heads * config.attention.head_dim, products),
         ("head_dim", config.attention.head_dim, _STEP),
-        ("hidden_size", config.hidden_size, _STEP),
-        ("intermediate_size", config.intermediate_size, _STEP),
+        ("hidden_size", config.hidden_size, products),
+        ("intermediate_size", config.intermediate_size, products),
         ("block_size", block_size, _TILE),
     ):
         if value % unit:
@@ -162,7 +166,9 @@ class NativeModel:
     ) -> None:
         """Copies what it needs out of `weights`. `amx` None: where the CPU has it. Raises ModelError, ConfigError."""
         code = library()
-        if (reason := unsupported(config, weights.dtype_name, block_size)) is not None or code is None:
+        if (
+            reason := unsupported(config, weights.dtype_name, block_size, weights.quantization)
+        ) is not None or code is None:
             raise ModelError(f"no native code for this model: {reason}")
         attention = config.attention
         self.layout = KVLayout(config.layers, attention.kv_heads, attention.head_dim, block_size, weights.dtype_name)
@@ -193,7 +199,7 @@ class NativeModel:
             embedding=embedding.data_ptr(),
             layer=self._layers,
             norm=packer.floats(["model.norm.weight"]),
-            head=packer.pack(head),
+            head=packer.pack(head, HEAD_BITS[weights.quantization]),
         )
         self._kept = packer.kept
 
@@ -278,20 +284,35 @@ class _Packer:
             vector = vector.view(2, -1, _TILE).transpose(0, 1).reshape(-1)
         return self.keep(vector.contiguous()).data_ptr()
 
-    def pack(self, weight_OI: torch.Tensor, bias: int | None = None, *, interleave: bool = False) -> _Linear:
+    def pack(self, weight_OI: torch.Tensor, bits: int, bias: int | None = None, *, interleave: bool = False) -> _Linear:
+        """A product's weight in panels of so many bits."""
         outputs, inputs = weight_OI.shape
-        size = -(-outputs // _PANEL) * _PANEL * inputs
-        spare = _ALIGNMENT // weight_OI.element_size()
-        memory = self.keep(torch.empty(size + spare, dtype=weight_OI.dtype))
-        address = -(-memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
-        self._code.hr_pack(weight_OI.data_ptr(), outputs, inputs, int(interleave), address)
-        return _Linear(address, bias, inputs, outputs)
+        address = self._memory(-(-outputs // _PANEL) * _PANEL * inputs * bits // 8)
+        if bits == 16:
+            self._code.hr_pack(weight_OI.data_ptr(), outputs, inputs, int(interleave), address)
+            return _Linear(address, None, bias, inputs, outputs, bits)
+        q_OI, scale = quantise(weight_OI, bits)
+        self._code.hr_pack_quantised(q_OI.data_ptr(), outputs, inputs, int(interleave), bits, address)
+        return _Linear(address, self._scales(scale, interleave=interleave), bias, inputs, outputs, bits)
+
+    def _scales(self, scale_OG: torch.Tensor, *, interleave: bool) -> int:
+        """Scales in the order of the panels: [panels, G, 32]."""
+        outputs, groups = scale_OG.shape
+        if interleave:
+            scale_OG = scale_OG.view(2, -1, _TILE, groups).transpose(0, 1).reshape(outputs, groups)
+        padded = torch.nn.functional.pad(scale_OG, (0, 0, 0, -outputs % _PANEL))
+        return self.keep(padded.view(-1, _PANEL, groups).transpose(1, 2).contiguous()).data_ptr()
+
+    def _memory(self, size: int) -> int:
+        memory = self.keep(torch.empty(size + _ALIGNMENT, dtype=torch.uint8))
+        return -(-memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
 
     def linear(self, prefix: str, names: Sequence[str], *, bias: bool, interleave: bool = False) -> _Linear:
         """Several weights that read the same input, joined into one product."""
         weight_OI = torch.cat([self._weights.take(f"{prefix}{name}.weight") for name in names])
         biases = [f"{prefix}{name}.bias" for name in names]
-        return self.pack(weight_OI, self.floats(biases, interleave=interleave) if bias else None, interleave=interleave)
+        address = self.floats(biases, interleave=interleave) if bias else None
+        return self.pack(weight_OI, BITS[self._weights.quantization], address, interleave=interleave)
 
 
 def _load_layer(config: ModelConfig, packer: _Packer, index: int) -> _Layer:

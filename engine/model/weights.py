@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from cluster.core.errors import ModelError
 from engine.model.config import ModelConfig
 from engine.model.dtypes import TORCH_DTYPES
+from engine.model.quantise import BITS, HEAD_BITS, Quantization, rounded
 
 SAMPLES = 64
 SAMPLE_BYTES = 1 << 20
@@ -59,11 +60,12 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 class Weights:
     """The open checkpoint. A context manager: on leaving, the maps are released and their pages leave the RSS."""
 
-    def __init__(self, folder: Path, config: ModelConfig, dtype: str) -> None:
+    def __init__(self, folder: Path, config: ModelConfig, dtype: str, quantization: Quantization = "none") -> None:
         """Open and check. Raises ModelError naming tensors that are missing, unexpected or of another shape."""
         if dtype not in TORCH_DTYPES:
             raise ModelError(f"dtype {dtype!r} is not one of {', '.join(TORCH_DTYPES)}")
         self.dtype_name = dtype
+        self.quantization: Quantization = quantization
         self._dtype = TORCH_DTYPES[dtype]
         self._files = ExitStack()
         self._holder: dict[str, safe_open] = {}
@@ -89,6 +91,15 @@ class Weights:
             raise ModelError(f"tensor {name} is not in the checkpoint")
         tensor: torch.Tensor = handle.get_tensor(name)  # type: ignore[no-untyped-call]
         return tensor.to(self._dtype, copy=True).contiguous()
+
+    def take_product(self, name: str) -> torch.Tensor:
+        """The weight of a layer's product, as far as quantization leaves it. Raises ModelError."""
+        return rounded(self.take(name), BITS[self.quantization])
+
+    def take_head(self, *, tied: bool) -> torch.Tensor:
+        """The same of the product that gives the logits."""
+        name = "model.embed_tokens.weight" if tied else "lm_head.weight"
+        return rounded(self.take(name), HEAD_BITS[self.quantization])
 
     def __enter__(self) -> "Weights":
         return self
@@ -134,11 +145,13 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def fingerprint(folder: Path, config: ModelConfig, kv_dtype: str, block_size: int) -> bytes:
+def fingerprint(
+    folder: Path, config: ModelConfig, kv_dtype: str, block_size: int, quantization: Quantization = "none"
+) -> bytes:
     """blake2b-128 over what changes KV bytes (DESIGN §4.2).
 
     Safetensors headers, sizes and 64 fixed samples of 1 MB a file, the model config without what only ends a text
-    (context, eos), KV dtype, block size. Every part is length-prefixed. Raises ModelError.
+    (context, eos), KV dtype, block size, quantization. Every part is length-prefixed. Raises ModelError.
     """
     digest = hashlib.blake2b(digest_size=_FINGERPRINT_BYTES, person=b"headrace-model")
 
@@ -156,6 +169,8 @@ def fingerprint(folder: Path, config: ModelConfig, kv_dtype: str, block_size: in
     add(repr(shape).encode())
     add(kv_dtype.encode())
     add(struct.pack("<Q", block_size))
+    if quantization != "none":
+        add(quantization.encode())
     for path in weight_files(folder):
         try:
             with path.open("rb") as file:

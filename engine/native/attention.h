@@ -9,7 +9,6 @@
 #pragma once
 
 #include <limits>
-#include <vector>
 
 #include "linear.h"
 
@@ -36,15 +35,6 @@ struct Row {
 struct Attention {
     int64_t heads, window;  // window 0: none
     float scale;            // of scores, times log2(e)
-};
-
-// Grows and never shrinks; one per thread.
-struct Scratch {
-    std::vector<float> memory;
-    float *at_least(size_t floats) {
-        if (memory.size() < floats + 16) memory.resize(floats + 16);
-        return (float *)(((uintptr_t)memory.data() + 63) & ~(uintptr_t)63);
-    }
 };
 
 // The order of words that makes [16 words of a][16 words of b] to pairs.

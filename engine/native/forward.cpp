@@ -214,6 +214,10 @@ void hr_pack(const bf16 *weight, int64_t outputs, int64_t inputs, int interleave
     pack_weight(weight, outputs, inputs, interleave != 0, packed);
 }
 
+void hr_pack_quantised(const int8_t *weight, int64_t outputs, int64_t inputs, int interleave, int bits, uint8_t *packed) {
+    pack_quantised(weight, outputs, inputs, interleave != 0, bits, packed);
+}
+
 // Run a step. Returns 0, or 1 when there is no memory; then nothing has been written. One caller at a time.
 int hr_forward(const HrModel *model, const HrStep *step) {
     static Buffers buffers;

@@ -4,17 +4,10 @@
 // Packed rows: x as [T / 16][I / 32 steps][16 rows][32 inputs], so that every tile of x is 1 kB in a row.
 #pragma once
 
-#include "tiles.h"
+#include "quantised.h"
 
-constexpr int64_t PANEL = 2 * TILE;  // outputs
 constexpr int64_t PREFETCH_BYTES = 8192;
 constexpr int64_t GROUP_BYTES = 512 * 1024;
-
-struct Linear {
-    const bf16 *weight;  // packed, 64-byte aligned
-    const float *bias;   // [outputs] or null
-    int64_t inputs, outputs;
-};
 
 enum class Then { STORE, ADD, SWIGLU };  // y = sums; y += sums; y = silu(gate) * up, packed as rows of the next product
 
@@ -88,51 +81,57 @@ inline void swiglu(const float *c, const float *bias, int64_t rows, bf16 *packed
     }
 }
 
+// c, with the bias, to where it belongs: for products whose sums did not go there by themselves.
+template <Then THEN>
+inline void finish(const Linear &w, const float *c, int64_t first, int64_t token, int64_t rows, void *y) {
+    if (THEN == Then::SWIGLU) {
+        swiglu(c, w.bias ? w.bias + first : nullptr, rows, (bf16 *)y, w.outputs / 2 / STEP, token, first / 2);
+        return;
+    }
+    const int64_t width = w.outputs - first < PANEL ? w.outputs - first : PANEL;
+    for (int64_t m = 0; m < rows; m++) {
+        float *to = (float *)y + (token + m) * w.outputs + first;
+        for (int64_t n = 0; n < width; n++)
+            to[n] = c[m * PANEL + n] + (w.bias ? w.bias[first + n] : 0.0f) + (THEN == Then::ADD ? to[n] : 0.0f);
+    }
+}
+
 // One panel for rows [token, token + rows).
 template <bool AMX, Then THEN>
 inline void panel_rows(const Linear &w, int64_t panel, const bf16 *x, int64_t token, int64_t rows, void *y) {
     const int64_t steps = w.inputs / STEP, first = panel * PANEL;
-    const bf16 *weight = w.weight + panel * steps * 2 * B_TILE;
+    const bf16 *weight = (const bf16 *)w.weight + panel * steps * 2 * B_TILE;
     const bf16 *from = x + token / TILE * steps * B_TILE;
     const bool prefetch = token == 0;  // later rows find the panel in the cache
     alignas(64) float c[PANEL * PANEL];
-    if (THEN == Then::SWIGLU) {
+    if (THEN == Then::SWIGLU || w.outputs - first < PANEL) {
         panel_product<AMX, false>(from, rows, weight, steps, prefetch, c, PANEL);
-        swiglu(c, w.bias ? w.bias + first : nullptr, rows, (bf16 *)y, w.outputs / 2 / STEP, token, panel * TILE);
+        finish<THEN>(w, c, first, token, rows, y);
         return;
     }
     float *to = (float *)y + token * w.outputs + first;
-    const int64_t width = w.outputs - first;
-    if (width >= PANEL) {
-        if (THEN == Then::ADD || w.bias) {
-            for (int64_t m = 0; w.bias && m < rows; m++)
-                for (int64_t n = 0; n < PANEL; n += TILE) {
-                    const __m512 bias = _mm512_loadu_ps(w.bias + first + n);
-                    float *at = to + m * w.outputs + n;
-                    _mm512_storeu_ps(at, THEN == Then::ADD ? _mm512_add_ps(_mm512_loadu_ps(at), bias) : bias);
-                }
-            panel_product<AMX, true>(from, rows, weight, steps, prefetch, to, w.outputs);
-        } else {
-            panel_product<AMX, false>(from, rows, weight, steps, prefetch, to, w.outputs);
+    for (int64_t m = 0; w.bias && m < rows; m++)
+        for (int64_t n = 0; n < PANEL; n += TILE) {
+            const __m512 bias = _mm512_loadu_ps(w.bias + first + n);
+            float *at = to + m * w.outputs + n;
+            _mm512_storeu_ps(at, THEN == Then::ADD ? _mm512_add_ps(_mm512_loadu_ps(at), bias) : bias);
         }
-        return;
-    }
-    for (int64_t m = 0; m < rows; m++)  // the last panel, of less than 32 outputs
-        for (int64_t n = 0; n < PANEL; n++) {
-            c[m * PANEL + n] = n < width && w.bias ? w.bias[first + n] : 0.0f;
-            if (THEN == Then::ADD && n < width) c[m * PANEL + n] += to[m * w.outputs + n];
-        }
-    panel_product<AMX, true>(from, rows, weight, steps, prefetch, c, PANEL);
-    for (int64_t m = 0; m < rows; m++) memcpy(to + m * w.outputs, c + m * PANEL, width * sizeof(float));
+    if (THEN == Then::ADD || w.bias)
+        panel_product<AMX, true>(from, rows, weight, steps, prefetch, to, w.outputs);
+    else
+        panel_product<AMX, false>(from, rows, weight, steps, prefetch, to, w.outputs);
 }
 
 // `x`: packed rows of `tokens` tokens. `y`: float32 [tokens, outputs], or packed rows for SWIGLU.
 // Panels go in groups that fit in the second-level cache: for 32 rows all of a group, so that y is written in long runs.
 template <bool AMX, Then THEN>
 void apply(const Linear &w, const bf16 *x, int64_t tokens, void *y, int threads) {
-    const int64_t panels = ceil_div(w.outputs, PANEL), panel_bytes = w.inputs * PANEL * sizeof(bf16);
+    static Scratch small_rows;  // one caller at a time
+    const int64_t panels = ceil_div(w.outputs, PANEL), panel_bytes = w.inputs * PANEL * w.bits / 8;
     const int64_t fits = GROUP_BYTES / panel_bytes > 0 ? GROUP_BYTES / panel_bytes : 1;
     const int64_t group = fits * threads < panels ? fits : ceil_div(panels, threads);
+    QuantisedRows small = {nullptr, nullptr};
+    if (w.bits != 16) small = quantise_rows(x, tokens, w.inputs, small_rows);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         int64_t configured = -1;
@@ -144,8 +143,15 @@ void apply(const Linear &w, const bf16 *x, int64_t tokens, void *y, int threads)
                     configure_tiles(rows < TILE ? rows : TILE, rows > TILE ? rows - TILE : 0);
                     configured = rows;
                 }
-                for (int64_t panel = first; panel < first + group && panel < panels; panel++)
-                    panel_rows<AMX, THEN>(w, panel, x, token, rows, y);
+                for (int64_t panel = first; panel < first + group && panel < panels; panel++) {
+                    if (w.bits == 16) {
+                        panel_rows<AMX, THEN>(w, panel, x, token, rows, y);
+                        continue;
+                    }
+                    alignas(64) float c[PANEL * PANEL];
+                    quantised_product<AMX>(w, panel, small, token, rows, c);
+                    finish<THEN>(w, c, panel * PANEL, token, rows, y);
+                }
             }
         if (AMX) _tile_release();
     }

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from engine.messages import FolderModel
 from engine.model.base import ForwardRow, Model
 from engine.model.loader import load_model
+from engine.model.quantise import Quantization
 
 POISON = 0xFF  # every float of these bytes is NaN, in float32 and in bfloat16
 
@@ -65,9 +66,14 @@ class PagedRun:
 
 
 def load(
-    folder: Path, block_size: int = 16, dtype: str = "float32", kernels: Literal["auto", "native", "torch"] = "auto"
+    folder: Path,
+    block_size: int = 16,
+    dtype: str = "float32",
+    kernels: Literal["auto", "native", "torch"] = "auto",
+    quantization: Quantization = "none",
 ) -> Model:
-    return load_model(FolderModel(str(folder), dtype, kernels=kernels), block_size, threads=1)
+    spec = FolderModel(str(folder), dtype, kernels=kernels, quantization=quantization)
+    return load_model(spec, block_size, threads=1)
 
 
 def random_tokens(count: int, seed: int, vocab_size: int = 320) -> list[int]:

@@ -19,6 +19,7 @@ from engine.model.config import load_config
 from engine.model.llama import LlamaModel
 from engine.model.loader import load_model
 from engine.model.native import NativeModel
+from engine.model.quantise import Quantization
 from engine.model.weights import Weights
 from tests.unit.model.conftest import Checkpoint
 from tests.unit.model.harness import PagedRun, Sequence, load, random_tokens
@@ -26,6 +27,7 @@ from tests.unit.model.harness import PagedRun, Sequence, load, random_tokens
 BLOCK = 16
 TOKENS = random_tokens(150, seed=1)
 WIDE: dict[str, object] = {"head_dim": 32, "hidden_size": 96, "intermediate_size": 160}
+SMALL_NUMBERS: dict[str, object] = {"head_dim": 32, "hidden_size": 128, "intermediate_size": 192}
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("llama", WIDE),
     "a vocabulary that fills no panel": ("llama", {**WIDE, "vocab_size": 321}),
@@ -38,6 +40,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "more queries than a tile": ("llama", {**WIDE, "num_attention_heads": 32, "num_key_value_heads": 1}),
     "qwen2": ("qwen2", WIDE),
     "qwen3": ("qwen3", WIDE),
+    "small numbers": ("llama", SMALL_NUMBERS),
     "window": ("mistral-window", {**WIDE, "head_dim": 64}),
 }
 
@@ -45,11 +48,11 @@ runs = pytest.mark.skipif(native.library() is None, reason="this CPU lacks AVX-5
 KINDS = [pytest.param(False, id="avx512"), pytest.param(True, id="amx")]
 
 
-def native_model(folder: Path, *, amx: bool, threads: int = 1) -> NativeModel:
+def native_model(folder: Path, *, amx: bool, threads: int = 1, quantization: Quantization = "none") -> NativeModel:
     if amx and not native.has_amx():
         pytest.skip("this CPU has no AMX")
     config = load_config(folder)
-    with Weights(folder, config, "bfloat16") as weights:
+    with Weights(folder, config, "bfloat16", quantization) as weights:
         return NativeModel(config, weights, BLOCK, b"", threads, amx=amx)
 
 
@@ -82,10 +85,53 @@ def test_it_is_as_near_to_float32_as_torch_in_bfloat16(variant: str, amx: bool, 
 
 @runs
 @pytest.mark.parametrize("amx", KINDS)
-@pytest.mark.parametrize("variant", ["llama", "heads of 64", "window", "more queries than a tile"])
-def test_company_and_chunks_change_no_bit(variant: str, amx: bool, checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_weights_give_what_float32_gives_with_them(
+    quantization: Quantization, amx: bool, checkpoint: Checkpoint
+) -> None:
+    """Against float32 with the same rounded weights: what is left are bfloat16 and activations of 8 bits."""
+    folder = checkpoint("llama", **SMALL_NUMBERS, num_hidden_layers=1)  # more of them amplify any error
+    exact = PagedRun(load(folder, BLOCK, "float32", "torch", quantization))
+    run = PagedRun(native_model(folder, amx=amx, quantization=quantization))
+    for chunk in (len(TOKENS), 40, 1):
+        for (_, expected), (_, found) in zip(*(r.feed(Sequence(TOKENS), chunk) for r in (exact, run)), strict=True):
+            assert np.square(found - expected).mean() < 0.05 * np.square(expected).mean()
+        exact.forget()
+        run.forget()
+
+
+@runs
+@pytest.mark.skipif(not native.has_amx(), reason="this CPU has no AMX")
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_whole_numbers_give_the_same_bits_on_either_kind_of_cpu(
+    quantization: Quantization, checkpoint: Checkpoint
+) -> None:
+    """With one token attention has nothing to weigh, so that every sum that differs between the kinds is left out."""
+    folder = checkpoint("llama", **SMALL_NUMBERS, mlp_bias=True)
+    models = [PagedRun(native_model(folder, amx=amx, quantization=quantization)) for amx in (False, True)]
+    rows = [[run.row(Sequence([token]), 1) for token in TOKENS[:37]] for run in models]
+    one, other = (run.model.run(own) for run, own in zip(models, rows, strict=True))
+    np.testing.assert_array_equal(one, other)
+
+
+@runs
+@pytest.mark.parametrize("amx", KINDS)
+@pytest.mark.parametrize(
+    ("variant", "quantization"),
+    [
+        ("llama", "none"),
+        ("heads of 64", "none"),
+        ("window", "none"),
+        ("more queries than a tile", "none"),
+        ("small numbers", "int8"),
+    ],
+)
+def test_company_and_chunks_change_no_bit(
+    variant: str, quantization: Quantization, amx: bool, checkpoint: Checkpoint
+) -> None:
     architecture, overrides = VARIANTS[variant]
-    run = PagedRun(native_model(checkpoint(architecture, **overrides), amx=amx), num_blocks=96)
+    model = native_model(checkpoint(architecture, **overrides), amx=amx, quantization=quantization)
+    run = PagedRun(model, num_blocks=96)
 
     @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
