@@ -85,7 +85,7 @@ async def _assemble(context: ProgramContext, epoch: int) -> tuple[RouterRuntime,
     """The dispatcher and the front door before it. Raises ModelError."""
     config, clock = context.config, SystemClock()
     folder = model_folder(config)
-    text = await asyncio.to_thread(load_model_text, Path(folder) if folder else None)
+    text = await asyncio.to_thread(load_model_text, Path(folder) if folder else None, config.router.tool_format)
     core = DispatcherCore(config.router, config.timing, epoch, random.Random())
     runtime = RouterRuntime(core, clock, epoch=epoch, secret=context.secret)
     metrics = FrontMetrics(CollectorRegistry(), clock)

@@ -85,9 +85,14 @@ class RouterSettings(Settings):
     )
     max_body_bytes: Positive = 4 * 1024 * 1024
     max_n: Positive = 16
+    max_choices: Positive = Field(256, description="choices of one request that has several prompts: prompts x n")
+    prompts_at_once: Positive = Field(16, description="of one request's several prompts so many run at a time")
     max_logprobs: Annotated[int, Field(ge=0)] = 20
     max_stop_strings: Positive = 16
     max_attempts: Positive = 4
+    tool_format: Literal["hermes", "llama3_json"] | None = Field(
+        None, description="how the model writes tool calls; by default its chat template shows it"
+    )
     workers_file: str | None = Field(
         None, description="the workers last heard of, for a router that starts when nobody can tell; `up` sets it"
     )

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from router.front.chat import ChatTurn
+from router.front.messages import ChatPrompt
+from router.front.tools.types import ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,11 +15,6 @@ class TextPrompt:
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
     ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    turns: tuple[ChatTurn, ...]
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -35,7 +31,11 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """None is "not given". Values have their types and nothing more; bounds.py checks the rest."""
+    """None is "not given". Values have their types and nothing more; bounds.py checks the rest.
+
+    `show_stop`: the stop string that ends an answer is part of it; `show_special`: so are special tokens, by
+    name; `echo`: the prompt goes before the answer.
+    """
 
     model: str
     prompt: Prompt
@@ -50,3 +50,12 @@ class Ask:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    show_stop: bool = False
+    show_special: bool = False
+    echo: bool = False
+    tools: ToolUse | None = None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the answer is a message of its own rather than the prompt's continuation."""
+        return isinstance(self.prompt, ChatPrompt) and not self.prompt.continue_final

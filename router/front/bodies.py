@@ -5,16 +5,19 @@ speak to the inside from outside; fields of the API that are not built yet are r
 unknown ones are ignored, as OpenAI does. No message here quotes a value of the body (FAULTS O08).
 """
 
+from dataclasses import replace
 from typing import Annotated, Self
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, ValidationError
+from pydantic import BeforeValidator, FailFast, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from cluster.core.errors import InvalidRequest
-from router.front.ask import Ask, ChatPrompt, Prompt, Spelling, TextPrompt, TokenPrompt
-from router.front.chat import ROLES, ChatTurn
+from router.front.ask import Ask, Prompt, Spelling, TextPrompt, TokenPrompt
+from router.front.chat_bodies import MAX_TOOLS, Body, ChatMessage, ToolBody, ToolChoice, chat_prompt, tool_use
 from router.front.unsupported import refuse_unsupported
+
+MAX_PROMPTS = 256
 
 
 def _one_or_many(value: object) -> object:
@@ -27,57 +30,13 @@ def _one_or_many(value: object) -> object:
     return tuple(texts)
 
 
-def _null_is_empty(value: object) -> object:
+def null_is_empty(value: object) -> object:
+    """For lists that some clients write as null when they have none."""
     return [] if value is None else value
-
-
-def _content(value: object) -> object:
-    """Message content: a string, or a list of text parts, which are joined by line ends."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise PydanticCustomError("content", "must be a string or a list of text parts")
-    texts: list[str] = []
-    for part in value:
-        if not isinstance(part, dict) or part.get("type") != "text":
-            raise PydanticCustomError("unsupported", "only parts of type text are supported")
-        if not isinstance(text := part.get("text"), str):
-            raise PydanticCustomError("content", "a text part must hold a string `text`")
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _role(value: object) -> object:
-    if value in ("tool", "function"):
-        raise PydanticCustomError("unsupported", "tools are not supported yet")
-    if not isinstance(value, str) or value not in ROLES:
-        raise PydanticCustomError("role", f"must be one of {', '.join(ROLES)}")
-    return ROLES[value]
-
-
-def _nothing(value: object) -> object:
-    """A part of messages that is not built yet."""
-    if value is not None and value != []:
-        raise PydanticCustomError("unsupported", "is not supported yet")
-    return None
-
-
-class Body(BaseModel):
-    """Base of all bodies: strict types (true is no number), unknown fields ignored."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, hide_input_in_errors=True)
 
 
 class StreamOptions(Body):
     include_usage: bool | None = None
-
-
-class ChatMessage(Body):
-    role: Annotated[str, BeforeValidator(_role)]
-    content: Annotated[str, BeforeValidator(_content)]
-    tool_calls: Annotated[object, BeforeValidator(_nothing)] = None
-    function_call: Annotated[object, BeforeValidator(_nothing)] = None
-    audio: Annotated[object, BeforeValidator(_nothing)] = None
 
 
 class InferenceBody(Body):
@@ -91,8 +50,10 @@ class InferenceBody(Body):
     n: int | None = None
     seed: int | None = None
     stop: Annotated[tuple[str, ...], BeforeValidator(_one_or_many)] = ()
-    stop_token_ids: Annotated[list[int], FailFast(), BeforeValidator(_null_is_empty)] = []
+    stop_token_ids: Annotated[list[int], FailFast(), BeforeValidator(null_is_empty)] = Field(default_factory=list)
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -100,8 +61,8 @@ class InferenceBody(Body):
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def ask(self) -> Ask:
-        """This body in our own terms. Raises InvalidRequest for fields that contradict each other."""
+    def asks(self) -> list[Ask]:
+        """This body in our own terms, one per prompt. Raises InvalidRequest for fields that contradict each other."""
         raise NotImplementedError
 
     @classmethod
@@ -132,6 +93,8 @@ class InferenceBody(Body):
             stop=self.stop,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=bool(self.ignore_eos),
+            show_stop=bool(self.include_stop_str_in_output),
+            show_special=self.skip_special_tokens is False,
         )
 
 
@@ -142,8 +105,14 @@ class ChatBody(InferenceBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: Annotated[list[ToolBody] | None, Field(max_length=MAX_TOOLS)] = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
 
-    def ask(self) -> Ask:
+    def asks(self) -> list[Ask]:
         newer, older = self.max_completion_tokens, self.max_tokens
         if newer is not None and older is not None and newer != older:
             message = "max_tokens and max_completion_tokens contradict each other"
@@ -155,9 +124,10 @@ class ChatBody(InferenceBody):
             max_tokens="max_tokens" if newer is None else "max_completion_tokens",
             logprobs="top_logprobs",
         )
-        prompt = ChatPrompt(tuple(ChatTurn(message.role, message.content) for message in self.messages))
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return self._common(prompt, spelling, older if newer is None else newer, logprobs)
+        use = tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+        prompt = chat_prompt(self, () if use is None else use.tools)
+        return [replace(self._common(prompt, spelling, older if newer is None else newer, logprobs), tools=use)]
 
 
 class CompletionBody(InferenceBody):
@@ -166,29 +136,43 @@ class CompletionBody(InferenceBody):
     prompt: object
     logprobs: int | None = None
     best_of: int | None = None
+    echo: bool | None = None
 
-    def ask(self) -> Ask:
+    def asks(self) -> list[Ask]:
         n = 1 if self.n is None else self.n
         if self.best_of is not None and self.best_of != n:
             code = "unsupported_parameter" if self.best_of > n else "invalid_value"
             raise InvalidRequest("best_of other than n is not supported", param="best_of", code=code)
-        prompt = _completion_prompt(self.prompt)
-        return self._common(prompt, Spelling(prompt="prompt"), self.max_tokens, self.logprobs)
+        if self.echo and self.logprobs is not None:
+            message = "logprobs of an echoed prompt are not supported yet"
+            raise InvalidRequest(message, param="echo", code="unsupported_parameter")
+        prompts = _completion_prompts(self.prompt)
+        names = ["prompt"] if len(prompts) == 1 else [f"prompt[{at}]" for at in range(len(prompts))]
+        return [
+            replace(self._common(prompt, Spelling(prompt=name), self.max_tokens, self.logprobs), echo=bool(self.echo))
+            for prompt, name in zip(prompts, names, strict=True)
+        ]
 
 
-def _completion_prompt(value: object) -> TextPrompt | TokenPrompt:
-    """A text, a list of token ids, or a list of exactly one of these. Raises InvalidRequest."""
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            message = "several prompts in one request are not supported"
-            raise InvalidRequest(message, param="prompt", code="unsupported_parameter")
-        value = value[0]
+def _completion_prompts(value: object) -> list[TextPrompt | TokenPrompt]:
+    """A text, a list of token ids, or a list of several of either. Raises InvalidRequest."""
+    if not isinstance(value, list) or not value or not isinstance(value[0], str | list):
+        return [_completion_prompt(value, "prompt")]
+    if len(value) > MAX_PROMPTS:
+        raise InvalidRequest(f"at most {MAX_PROMPTS} prompts are taken at once", param="prompt")
+    kind = type(value[0])
+    if not all(type(item) is kind for item in value):
+        raise InvalidRequest("prompt must be all strings or all lists of token ids", param="prompt")
+    return [_completion_prompt(item, "prompt") for item in value]
+
+
+def _completion_prompt(value: object, param: str) -> TextPrompt | TokenPrompt:
     if isinstance(value, str):
         return TextPrompt(value)
     if not isinstance(value, list):
-        raise InvalidRequest("prompt must be a string or a list of token ids", param="prompt")
+        raise InvalidRequest("prompt must be a string, a list of token ids, or a list of these", param=param)
     if not all(type(item) is int for item in value):
-        raise InvalidRequest("prompt: token ids must be integers", param="prompt")
+        raise InvalidRequest("prompt: token ids must be integers", param=param)
     return TokenPrompt(tuple(value))
 
 

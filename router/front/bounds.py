@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from cluster.core.config import RouterSettings
 from cluster.core.errors import InvalidRequest, ModelNotFound
-from router.front.ask import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from router.front.ask import Ask, Prompt, TextPrompt, TokenPrompt
+from router.front.messages import ChatPrompt
 from router.front.tokenizer import check_unicode
 from router.requests import Limits, SamplingParams
 
@@ -41,6 +42,9 @@ def check_parameters(ask: Ask, settings: RouterSettings) -> None:
         raise InvalidRequest("top_p must be above 0", param="top_p")
     _within("top_k", ask.top_k, -1, _INT32_MAX)
     _within("n", ask.n, 1, settings.max_n)
+    if ask.tools is not None and ask.tools.must:  # the grammar of schema.py is not to be had yet
+        message = "tool_choice other than auto and none is not supported yet"
+        raise InvalidRequest(message, param="tool_choice", code="unsupported_parameter")
     _within(ask.spelling.max_tokens, ask.max_tokens, 1, _INT32_MAX)
     _within(ask.spelling.logprobs, ask.logprobs, 0, settings.max_logprobs)
     _within("seed", ask.seed, -(1 << 63), _SEED_MASK)

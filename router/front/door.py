@@ -17,13 +17,15 @@ from cluster.core.config import RouterSettings
 from cluster.core.errors import DeadlineExceeded, RequestFailed, Unavailable
 from cluster.core.ids import new_request_id
 from router.front import bounds
-from router.front.ask import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from router.front.ask import Ask, Prompt, TextPrompt, TokenPrompt
+from router.front.messages import ChatPrompt
 from router.front.metrics import Call, FrontMetrics, StatusCollector
 from router.front.model_text import ModelText
 from router.front.stops import StopStrings
 from router.front.text import Delta, SampleText, TextRules
+from router.front.tools.formats import fold_maker
 from router.front.usage import Usage
-from router.requests import Dispatcher, Limits, Request, Running, TokenEvent, Trace
+from router.requests import Dispatcher, Request, Running, TokenEvent, Trace
 
 # Tokenising takes about 1 ms per 1,000 characters; longer texts must not hold up everybody's streams.
 INLINE_CHARACTERS = 1024
@@ -38,10 +40,12 @@ class Generation:
     Raises Unavailable, DeadlineExceeded or RequestFailed while iterating.
     """
 
-    def __init__(self, running: Running, request: Request, rules: TextRules, call: Call) -> None:
+    def __init__(self, running: Running, request: Request, rules: TextRules, call: Call, first: int = 0) -> None:
+        """`first`: the index of its first sample, where several generations make one answer."""
         self._running = running
         self._events: AsyncIterator[TokenEvent] = running.events()
-        self._samples = [SampleText(index, rules) for index in range(request.n)]
+        self._samples = [SampleText(first + index, rules) for index in range(request.n)]
+        self._first = first
         self._unfinished = request.n
         self._call = call
         self.request = request
@@ -85,7 +89,7 @@ class Generation:
             raise RequestFailed(f"an answer came for sample {event.index}, which was not asked for")
         sample = self._samples[event.index]
         if event.ids:
-            self._call.tokens(event.index)
+            self._call.tokens(self._first + event.index)
         ended_before = sample.finish is not None
         delta = sample.feed(event.ids, event.logprobs, event.end)
         if ended_before:
@@ -162,19 +166,43 @@ class FrontDoor:
         )
 
     @asynccontextmanager
-    async def open(self, request: Request, call: Call, *, fresh: bool) -> AsyncIterator[Generation]:
-        """Admit `request`. `fresh`: the answer is a message of its own (chat) rather than the prompt's continuation.
+    async def open(self, request: Request, call: Call, ask: Ask, first: int = 0) -> AsyncIterator[Generation]:
+        """Admit `request`, which `ask` became. `first`: the index of its first sample.
 
         Raises Overloaded, Unavailable, DeadlineExceeded, RequestFailed.
         """
-        rules = _rules(request, self.text, self.dispatcher.limits(), fresh=fresh)
+        rules = self._rules(request, ask)
         async with self.dispatcher.run(request) as running:
-            generation = Generation(running, request, rules, call)
+            generation = Generation(running, request, rules, call, first)
             try:
                 yield generation
             finally:
                 call.used(generation.usage, generation.dropped_tokens)
                 await generation.close()
+
+    def _rules(self, request: Request, ask: Ask) -> TextRules:
+        ends = set(request.stop_token_ids)
+        if not request.ignore_eos:
+            ends.update(self.dispatcher.limits().eos_ids)
+        kind = None if self.text.chat is None else self.text.chat.tool_format
+        return TextRules(
+            self.text.tokenizer,
+            frozenset(ends),
+            request.max_tokens,
+            StopStrings(request.stop, shown=ask.show_stop),
+            fresh=ask.fresh,
+            special=ask.show_special,
+            calls=None if ask.tools is None or kind is None else fold_maker(ask.tools, kind),
+        )
+
+    def echo(self, ask: Ask) -> str:
+        """The prompt as it goes before the answer, where that was asked for."""
+        match ask.prompt:
+            case TextPrompt(text) if ask.echo:
+                return text
+            case TokenPrompt(ids) if ask.echo:
+                return self.text.text_of(ids, special=ask.show_special)
+        return ""
 
     async def tokenise(self, prompt: Prompt, most: int, param: str) -> list[int] | tuple[int, ...]:
         """A prompt's ids. Raises InvalidRequest, naming `param`, for one that is far longer than `most` tokens."""
@@ -183,9 +211,8 @@ class FrontDoor:
                 return ids
             case TextPrompt(text, add_special):
                 size, encode = len(text), partial(self.text.text_ids, text, most, param, add_special=add_special)
-            case ChatPrompt(turns):
-                size = sum(len(turn.content) + len(turn.role) for turn in turns)
-                encode = partial(self.text.chat_ids, turns, most, param)
+            case ChatPrompt():
+                size, encode = prompt.characters, partial(self.text.chat_ids, prompt, most, param)
         return encode() if size <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
 
 
@@ -200,10 +227,3 @@ async def until_deadline(request: Request) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise DeadlineExceeded("the client did not take its answer before the deadline") from None
-
-
-def _rules(request: Request, text: ModelText, limits: Limits, *, fresh: bool) -> TextRules:
-    ends = set(request.stop_token_ids)
-    if not request.ignore_eos:
-        ends.update(limits.eos_ids)
-    return TextRules(text.tokenizer, frozenset(ends), request.max_tokens, StopStrings(request.stop), fresh)

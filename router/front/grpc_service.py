@@ -27,10 +27,10 @@ from cluster.core.errors import (
 from cluster.core.ids import new_request_id
 from cluster.stubs import inference_pb2 as pb
 from cluster.stubs.inference_pb2_grpc import InferenceServicer
-from router.front.ask import Ask, ChatPrompt, Prompt, Spelling, TextPrompt, TokenPrompt
-from router.front.chat import ROLES, ChatTurn
+from router.front.ask import Ask, Prompt, Spelling, TextPrompt, TokenPrompt
 from router.front.door import FrontDoor, Generation, until_deadline
 from router.front.errors_http import retry_after_s
+from router.front.messages import ROLES, ChatPrompt, ChatTurn
 from router.front.metrics import Call
 from router.front.text import Delta, TokenEntry
 from router.front.tokenizer import Tokenizer
@@ -89,7 +89,7 @@ class InferenceService(InferenceServicer):
         request = await front.prepare(ask, call, public_id=public_id, deadline_s=left)
         try:
             async with until_deadline(request):
-                async with front.open(request, call, fresh=isinstance(ask.prompt, ChatPrompt)) as generation:
+                async with front.open(request, call, ask) as generation:
                     async for delta in generation:
                         for event in _events(delta, generation.tokenizer):
                             await context.write(event)

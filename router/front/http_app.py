@@ -1,6 +1,7 @@
 """The HTTP API: OpenAI's routes and what operators look at. Inference itself is http_inference.py.
 
-Every error has OpenAI's shape, unknown routes too. No generated documentation pages: the API is OpenAI's.
+Every error has OpenAI's shape, unknown routes too. No generated documentation pages: the API is OpenAI's. What else
+OpenAI has under /v1 is refused by name, so that nobody takes it for a mistyped address.
 """
 
 import orjson
@@ -18,6 +19,15 @@ from router.front.errors_http import error_headers, error_object, error_shape, s
 from router.front.http_inference import inference_routes
 from router.front.http_tokens import token_routes
 from router.front.openai_shapes import Json, model_json
+
+ABSENT = {
+    "assistants": "assistants", "audio": "audio", "batches": "batches", "containers": "containers",
+    "conversations": "conversations", "embeddings": "embeddings", "evals": "evals", "files": "files",
+    "fine_tuning": "fine-tuning", "images": "images", "moderations": "moderations", "organization": "administration",
+    "realtime": "realtime sessions", "responses": "the responses API", "threads": "threads", "uploads": "uploads",
+    "vector_stores": "vector stores", "videos": "videos",
+}  # fmt: skip
+"""First part of the path under /v1 -> what it would be."""
 
 
 def make_app(front: FrontDoor) -> FastAPI:
@@ -76,8 +86,12 @@ def _add_operations(app: FastAPI, front: FrontDoor) -> None:
 async def _http_error(request: HttpRequest, error: Exception) -> Response:
     """Routing errors: 404 and 405."""
     assert isinstance(error, HTTPException)
-    message = f"{error.detail}: {request.method} {request.url.path}"
-    shape = error_shape(message, "invalid_request_error", code="unknown_url" if error.status_code == 404 else None)
+    path = request.url.path
+    message = f"{error.detail}: {request.method} {path}"
+    code = "unknown_url" if error.status_code == 404 else None
+    if code and (absent := ABSENT.get(path.removeprefix("/v1/").partition("/")[0])) and path.startswith("/v1/"):
+        message, code = f"{absent}: not served here; a language model's completions are", "unsupported_endpoint"
+    shape = error_shape(message, "invalid_request_error", code=code)
     return _json(shape, status=error.status_code, headers=dict(error.headers or {}))
 
 

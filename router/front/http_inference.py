@@ -14,7 +14,7 @@ import asyncio
 import logging
 import re
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -24,15 +24,16 @@ from starlette.types import Receive, Scope, Send
 from cluster.core.errors import HeadraceError
 from cluster.core.ids import new_request_id
 from router.front import sse
+from router.front.batch import Answer, Part, open_all, prepare_all
 from router.front.bodies import ChatBody, CompletionBody, InferenceBody
-from router.front.door import FrontDoor, Generation, until_deadline
+from router.front.door import FrontDoor, until_deadline
 from router.front.errors_http import error_body, error_headers, error_object, status_of
 from router.front.http_body import read_json, while_connected
 from router.front.metrics import Call, ClientGone
 from router.front.openai_shapes import AnswerHead, ChatShape, CompletionShape, Json, WholeSample
 from router.front.text import Delta
 from router.front.usage import Usage
-from router.requests import Request, Trace
+from router.requests import Trace
 
 log = logging.getLogger("headrace.router.front")
 
@@ -98,39 +99,43 @@ class InferenceEndpoint:
 
     async def _serve(self, raw: bytes, public_id: str, reply: Reply, call: Call) -> None:
         body = self._body.parse(raw)
-        request = await self._front.prepare(body.ask(), call, public_id=public_id)
-        async with until_deadline(request):
-            await self._answer(body, request, reply, call)
+        parts = await prepare_all(self._front, body.asks(), call, public_id)
+        async with until_deadline(parts[0].request):
+            await self._answer(body, parts, reply, call)
 
-    async def _answer(self, body: InferenceBody, request: Request, reply: Reply, call: Call) -> None:
-        shape = self._shape(body, request)
-        async with self._front.open(request, call, fresh=isinstance(body, ChatBody)) as generation:
+    async def _answer(self, body: InferenceBody, parts: Sequence[Part], reply: Reply, call: Call) -> None:
+        shape = self._shape(body, parts)
+        async with open_all(self._front, parts, call) as answer:
             if body.stream:
-                await _stream(generation, shape, reply)
+                await _stream(answer, shape, reply)
             else:
-                samples = await _gather(generation)
+                samples = await _gather(answer, sum(part.request.n for part in parts))
         # Only now, with the context left, are usage and trace complete.
         if body.stream:
-            ending = sse.event(shape.usage_chunk(generation.usage)) if body.include_usage else b""
+            ending = sse.event(shape.usage_chunk(answer.usage)) if body.include_usage else b""
             if reply.traced:
-                ending += b"".join(sse.comment(f"{k}: {v}") for k, v in trace_headers(generation.trace).items())
+                ending += b"".join(sse.comment(f"{k}: {v}") for k, v in trace_headers(answer.trace).items())
             await reply.write(ending + sse.DONE, more=False)
         else:
-            answer = orjson.dumps(shape.whole(samples, generation.usage))
-            await reply.whole(200, answer, trace_headers(generation.trace))
+            whole = orjson.dumps(shape.whole(samples, answer.usage))
+            await reply.whole(200, whole, trace_headers(answer.trace))
 
-    def _shape(self, body: InferenceBody, request: Request) -> Shape:
+    def _shape(self, body: InferenceBody, parts: Sequence[Part]) -> Shape:
         front = self._front
         chat = isinstance(body, ChatBody)
+        first = parts[0]
         head = AnswerHead(
             answer_id=("chatcmpl-" if chat else "cmpl-") + new_request_id(),
             created=int(front.metrics.clock.wall()),
             model=front.model_name,
             tokenizer=front.text.tokenizer,
-            top=request.sampling.logprobs,
+            top=first.request.sampling.logprobs,
             include_usage=body.include_usage,
         )
-        return ChatShape(head) if chat else CompletionShape(head)
+        if chat:
+            return ChatShape(head)
+        echoes = [text for part in parts for text in [front.echo(part.ask)] * part.request.n]
+        return CompletionShape(head, echoes)
 
 
 def inference_routes(front: FrontDoor) -> dict[str, InferenceEndpoint]:
@@ -158,17 +163,17 @@ async def telling(reply: Reply, public_id: str) -> AsyncIterator[None]:
         await _tell(reply, error)
 
 
-async def _stream(generation: Generation, shape: Shape, reply: Reply) -> None:
-    async for delta in generation:
+async def _stream(answer: Answer, shape: Shape, reply: Reply) -> None:
+    async for delta in answer:
         if not reply.started:
             await reply.start(200, sse.HEADERS)
         if events := b"".join(sse.event(chunk) for chunk in shape.chunks(delta)):
             await reply.write(events, more=True)
 
 
-async def _gather(generation: Generation) -> list[WholeSample]:
-    samples = [WholeSample() for _ in range(generation.request.n)]
-    async for delta in generation:
+async def _gather(answer: Answer, choices: int) -> list[WholeSample]:
+    samples = [WholeSample() for _ in range(choices)]
+    async for delta in answer:
         samples[delta.index].add(delta)
     return samples
 

@@ -8,17 +8,18 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Self
 
 import orjson
-from pydantic import FailFast, ValidationError
+from pydantic import BeforeValidator, FailFast, Field, ValidationError
 from starlette.types import Receive, Scope, Send
 
 from cluster.core.errors import InvalidRequest, Unavailable
 from router.front import bounds
-from router.front.ask import ChatPrompt, TextPrompt
-from router.front.bodies import Body, ChatMessage, json_object, named
-from router.front.chat import ChatTurn
+from router.front.ask import TextPrompt
+from router.front.bodies import json_object, named, null_is_empty
+from router.front.chat_bodies import MAX_TOOLS, Body, ChatMessage, ToolBody, chat_prompt
 from router.front.door import FrontDoor
 from router.front.http_body import read_json, while_connected
 from router.front.http_inference import Reply, public_id_of, telling
+from router.front.messages import ChatPrompt
 from router.front.openai_shapes import Json
 
 _MOST_IDS = 1_000_000
@@ -38,10 +39,14 @@ class _TokensBody(Body):
 
 
 class TokenizeBody(_TokensBody):
-    """Exactly one of `prompt` and `messages`."""
+    """Exactly one of `prompt` and `messages`; the rest is as in inference."""
 
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], BeforeValidator(null_is_empty)] = Field(default_factory=list)
+    tools: Annotated[list[ToolBody] | None, Field(max_length=MAX_TOOLS)] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -92,25 +97,15 @@ async def detokenize(front: FrontDoor, raw: bytes) -> Json:
         raise InvalidRequest(f"tokens: at most {_MOST_IDS} ids are taken at once", param="tokens")
     if body.tokens and not (min(body.tokens) >= 0 and max(body.tokens) < 1 << 31):
         raise InvalidRequest("tokens: token ids must be 0 or more, and of 31 bits", param="tokens")
-    return {"prompt": _text(front, body.tokens)}
+    return {"prompt": front.text.text_of(body.tokens, special=True)}
 
 
 def _prompt(body: TokenizeBody) -> TextPrompt | ChatPrompt:
-    if body.prompt is not None and body.messages is None:
+    if body.prompt is not None and not body.messages:
         return TextPrompt(body.prompt, add_special=body.add_special_tokens is not False)
-    if body.messages is not None and body.prompt is None:
-        return ChatPrompt(tuple(ChatTurn(message.role, message.content) for message in body.messages))
+    if body.messages and body.prompt is None:
+        return chat_prompt(body, tuple(tool.tool() for tool in body.tools or ()))
     raise InvalidRequest("exactly one of prompt and messages is needed", param="prompt")
-
-
-def _text(front: FrontDoor, ids: list[int]) -> str:
-    tokenizer = front.text.tokenizer
-    pieces = [
-        tokenizer.label(token).encode() if (piece := tokenizer.token_bytes(token)) is None else piece for token in ids
-    ]
-    text = b"".join(pieces).decode("utf-8", "replace")
-    spaces = len(text) - len(text.lstrip(" "))
-    return text[min(spaces, tokenizer.leading_spaces) :]
 
 
 def token_routes(front: FrontDoor) -> dict[str, TokensEndpoint]:

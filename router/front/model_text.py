@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.core.errors import InvalidRequest, ModelError
-from router.front.chat import ChatTemplate, ChatTurn, load_chat_template, tracer_template
+from router.front.chat import ChatTemplate, load_chat_template, tracer_template
+from router.front.messages import ChatPrompt
 from router.front.tokenizer import HuggingFaceTokenizer, Tokenizer, TracerTokenizer
+from router.front.tools.types import ToolFormat
 
 # Tokenising 4 MB takes seconds. A text this much longer than the context is first judged by its start: when that alone
 # has twice too many tokens, how the cut changed the last few does not matter.
@@ -27,11 +29,23 @@ class ModelText:
         """
         return self._encode(text, add_special, most, param)
 
-    def chat_ids(self, turns: Sequence[ChatTurn], most: int, param: str) -> list[int]:
+    def chat_ids(self, prompt: ChatPrompt, most: int, param: str) -> list[int]:
         """Prompt ids of messages; the template writes BOS, so the tokenizer adds nothing. Raises as `text_ids`."""
         if self.chat is None:
             raise InvalidRequest("this model has no chat template; use completions", param=param)
-        return self._encode(self.chat.render(turns, param), False, most, param)
+        if prompt.tools and self.chat.tool_format is None:
+            message = "how this model writes tool calls is not known; router.tool_format may say it"
+            raise InvalidRequest(message, param="tools", code="unsupported_parameter")
+        return self._encode(self.chat.render(prompt, param), False, most, param)
+
+    def text_of(self, ids: Sequence[int], *, special: bool) -> str:
+        """The text that ids stand for; special tokens are left out, or written by name."""
+        parts = (self.tokenizer.token_bytes(token) for token in ids)
+        if special:
+            parts = (self.tokenizer.label(i).encode() if p is None else p for i, p in zip(ids, parts, strict=True))
+        text = b"".join(part or b"" for part in parts).decode("utf-8", "replace")
+        spaces = len(text) - len(text.lstrip(" "))
+        return text[min(spaces, self.tokenizer.leading_spaces) :]
 
     def _encode(self, text: str, add_special: bool, most: int, param: str) -> list[int]:
         start = _GLANCE_CHARACTERS_PER_TOKEN * most
@@ -40,11 +54,14 @@ class ModelText:
         return self.tokenizer.encode(text, add_special=add_special)
 
 
-def load_model_text(folder: Path | None) -> ModelText:
-    """From a Hugging Face folder; None is the tracer model. Raises ModelError."""
+def load_model_text(folder: Path | None, tool_format: ToolFormat | None = None) -> ModelText:
+    """From a Hugging Face folder; None is the tracer model. Raises ModelError.
+
+    `tool_format`: how the model writes tool calls, where its chat template does not show it.
+    """
     if folder is None:
         return ModelText(TracerTokenizer(), tracer_template())
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ModelError(f"{folder} has no tokenizer.json")
-    return ModelText(HuggingFaceTokenizer(path), load_chat_template(folder))
+    return ModelText(HuggingFaceTokenizer(path), load_chat_template(folder, tool_format))

@@ -7,8 +7,10 @@ streams are: [role chunk, chat only] text chunks, one finish chunk per sample, t
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from cluster.core.ids import new_request_id
 from router.front.text import Delta, FinishReason, TokenEntry
 from router.front.tokenizer import Tokenizer
+from router.front.tools.types import CallDelta
 from router.front.usage import Usage
 
 Json = dict[str, object]
@@ -33,11 +35,13 @@ class WholeSample:
     """A sample's deltas gathered for an answer in one piece."""
 
     texts: list[str] = field(default_factory=list)
+    calls: list[CallDelta] = field(default_factory=list)
     entries: list[TokenEntry] = field(default_factory=list)
     finish: FinishReason | None = None
 
     def add(self, delta: Delta) -> None:
         self.texts.append(delta.text)
+        self.calls.extend(delta.calls)
         self.entries.extend(delta.entries)
         self.finish = delta.finish
 
@@ -85,18 +89,22 @@ class ChatShape(_Shape):
         if delta.index not in self._opened:
             self._opened.add(delta.index)
             chunks.append(self._choice(delta.index, {"role": "assistant", "content": ""}, (), None))
-        if delta.text:
-            chunks.append(self._choice(delta.index, {"content": delta.text}, delta.entries, None))
+        parts: list[Json] = [{"content": delta.text}] if delta.text else []
+        if delta.calls:
+            parts.append({"tool_calls": [_call_chunk(call) for call in delta.calls]})
+        entries = delta.entries
+        for part in parts:
+            chunks.append(self._choice(delta.index, part, entries, None))
+            entries = ()
         if delta.finish:
-            rest = () if delta.text else delta.entries
-            chunks.append(self._choice(delta.index, {}, rest, delta.finish))
+            chunks.append(self._choice(delta.index, {}, entries, delta.finish))
         return chunks
 
     def whole(self, samples: Sequence[WholeSample], usage: Usage) -> Json:
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": sample.text, "refusal": None},
+                "message": _message(sample),
                 "logprobs": None if self._head.top is None else self._logprobs(sample.entries),
                 "finish_reason": sample.finish,
             }
@@ -128,35 +136,46 @@ class ChatShape(_Shape):
 
 
 class CompletionShape(_Shape):
-    """text_completion, whole and in chunks."""
+    """text_completion, whole and in chunks. `echoes`: per choice, the text that goes before the answer."""
 
     object_whole = "text_completion"
     object_chunk = "text_completion"
 
+    def __init__(self, head: AnswerHead, echoes: Sequence[str]) -> None:
+        super().__init__(head)
+        self._echoes = echoes
+        self._unopened = {index for index, text in enumerate(echoes) if text}
+
     def chunks(self, delta: Delta) -> list[Json]:
         """The chunks of one delta; none when it shows nothing."""
-        if not delta.text and not delta.finish:
+        text = delta.text
+        if delta.index in self._unopened:
+            self._unopened.remove(delta.index)
+            text = self._echoes[delta.index] + text
+        if not text and not delta.finish:
             return []
-        return [self._chunk(self._choice(delta.index, delta.text, delta.entries, delta.finish))]
+        return [self._chunk(self._choice(delta.index, text, delta.entries, delta.finish))]
 
     def whole(self, samples: Sequence[WholeSample], usage: Usage) -> Json:
         choices = [
-            self._choice(index, sample.text, sample.entries, sample.finish) for index, sample in enumerate(samples)
+            self._choice(index, self._echoes[index] + sample.text, sample.entries, sample.finish)
+            for index, sample in enumerate(samples)
         ]
         return {**self._frame(self.object_whole), "choices": choices, "usage": usage_json(usage)}
 
     def _choice(self, index: int, text: str, entries: Sequence[TokenEntry], finish: FinishReason | None) -> Json:
-        logprobs = None if self._head.top is None else self._logprobs(entries)
+        logprobs = None if self._head.top is None else self._logprobs(entries, len(self._echoes[index]))
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
-    def _logprobs(self, entries: Sequence[TokenEntry]) -> Json:
+    def _logprobs(self, entries: Sequence[TokenEntry], before: int) -> Json:
+        """`before`: characters of the choice's text before the answer."""
         shown = [entry for entry in entries if entry.shown]
         label = self._head.tokenizer.label
         return {
             "tokens": [label(entry.token_id) for entry in shown],
             "token_logprobs": [_finite(entry.logprob.logprob) for entry in shown],
             "top_logprobs": [self._top(entry) for entry in shown],
-            "text_offset": [entry.offset for entry in shown],
+            "text_offset": [before + entry.offset for entry in shown],
         }
 
     def _top(self, entry: TokenEntry) -> dict[str, float]:
@@ -165,6 +184,39 @@ class CompletionShape(_Shape):
         top = {label(token_id): _finite(logprob) for token_id, logprob in entry.logprob.top[: self._head.top]}
         top.setdefault(label(entry.token_id), _finite(entry.logprob.logprob))
         return top
+
+
+def _message(sample: WholeSample) -> Json:
+    message: Json = {"role": "assistant", "content": sample.text, "refusal": None}
+    if sample.calls:
+        message["content"] = sample.text or None
+        message["tool_calls"] = _whole_calls(sample.calls)
+    return message
+
+
+def _whole_calls(deltas: Iterable[CallDelta]) -> list[Json]:
+    names: dict[int, str] = {}
+    arguments: dict[int, list[str]] = {}
+    for delta in deltas:
+        if delta.name is not None:
+            names[delta.index] = delta.name
+        arguments.setdefault(delta.index, []).append(delta.arguments)
+    return [
+        {"id": _call_id(), "type": "function", "function": {"name": name, "arguments": "".join(arguments[index])}}
+        for index, name in names.items()
+    ]
+
+
+def _call_chunk(delta: CallDelta) -> Json:
+    """The first part of a call has its id and name, the others only more of its arguments."""
+    if delta.name is None:
+        return {"index": delta.index, "function": {"arguments": delta.arguments}}
+    function = {"name": delta.name, "arguments": delta.arguments}
+    return {"index": delta.index, "id": _call_id(), "type": "function", "function": function}
+
+
+def _call_id() -> str:
+    return f"call_{new_request_id()[:24]}"
 
 
 def usage_json(usage: Usage) -> Json:

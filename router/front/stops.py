@@ -11,9 +11,13 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """The automaton: immutable, shared by the samples of a request. Raises ValueError for an empty string."""
+    """The automaton: immutable, shared by the samples of a request. Raises ValueError for an empty string.
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    `shown`: the stop string that ends a text is part of it.
+    """
+
+    def __init__(self, stops: Sequence[str], *, shown: bool = False) -> None:
+        self.shown = shown
         self.next: list[dict[str, int]] = [{}]
         self.fallback = [0]
         self.depth = [0]
@@ -72,7 +76,7 @@ class StopScan:
             state = stops.step(state, char)
             if stops.match_length[state]:
                 self._held = ""
-                return buffer[: at - stops.match_length[state]], True
+                return buffer[: at if stops.shown else at - stops.match_length[state]], True
         self._state = state
         certain = len(buffer) - stops.depth[state]
         self._held = buffer[certain:]

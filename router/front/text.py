@@ -6,22 +6,25 @@
 2. It ends at the first id where any of these holds: end-of-sequence or stop token (its own text is not shown), a stop
    string completed (text is cut before it), max_tokens reached; or where the decode worker says so. What comes later
    is dropped and counted.
-3. Its bytes become characters (utf8.py), characters pass the stop strings (stops.py), what is certain is shown.
+3. Its bytes become characters (utf8.py), characters pass the stop strings (stops.py), what is certain is shown; where
+   tools may be called, as content or as calls (tools/folds.py).
 How ids were grouped into calls changes the grouping of deltas and nothing else, so a stream, a whole answer and a
 replay agree by construction.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from router.front.stops import StopScan, StopStrings
 from router.front.tokenizer import Tokenizer
+from router.front.tools.folds import CallFold, Parsed
+from router.front.tools.types import CallDelta
 from router.front.utf8 import Utf8Stream
 from router.requests import EndReason, TokenLogprob
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class TextRules:
 
     `end_ids`: ids that end it and are not shown. `fresh`: the text starts a message of its own, so the space that some
     tokenizers put before a text is dropped; otherwise it continues the prompt and the space belongs to it.
+    `special`: special tokens are shown by name.
+    `calls`: makes the fold that finds tool calls; None: all is content.
     """
 
     tokenizer: Tokenizer
@@ -37,6 +42,13 @@ class TextRules:
     max_tokens: int
     stops: StopStrings
     fresh: bool
+    special: bool = False
+    calls: Callable[[], CallFold] | None = None
+
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """What a token adds to the text; None: nothing."""
+        token = self.tokenizer.token_bytes(token_id)
+        return self.tokenizer.label(token_id).encode() if token is None and self.special else token
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +67,17 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one step adds to a sample. `ids` are those counted by it; `entries` come with the text they belong to."""
+    """What one step adds to a sample. `ids` are those counted by it; `entries` come with the text they belong to.
+
+    `text`: content; `calls`: of tools.
+    """
 
     index: int
     text: str = ""
     ids: tuple[int, ...] = ()
     entries: tuple[TokenEntry, ...] = ()
     finish: FinishReason | None = None
+    calls: tuple[CallDelta, ...] = ()
 
 
 @dataclass(slots=True)
@@ -69,8 +85,16 @@ class _Step:
     """What one `feed` has gathered so far."""
 
     text: list[str] = field(default_factory=list)
+    calls: dict[int, CallDelta] = field(default_factory=dict)
     counted: int = 0
     finish: FinishReason | None = None
+
+    def add(self, parsed: Parsed) -> None:
+        self.text.append(parsed.content)
+        for call in parsed.calls:
+            known = self.calls.get(call.index)
+            arguments = call.arguments if known is None else known.arguments + call.arguments
+            self.calls[call.index] = CallDelta(call.index, call.name if known is None else known.name, arguments)
 
 
 class SampleText:
@@ -81,6 +105,7 @@ class SampleText:
         self._rules = rules
         self._utf8 = Utf8Stream(rules.tokenizer.leading_spaces if rules.fresh else 0)
         self._scan = StopScan(rules.stops)
+        self._calls = None if rules.calls is None else rules.calls()
         self._waiting: deque[TokenEntry] = deque()
         self._shown_characters = 0
         self.finish: FinishReason | None = None
@@ -98,55 +123,65 @@ class SampleText:
             if step.finish is not None:
                 break
         if step.finish is None and end is not None:
-            step.finish = "length" if end == "length" else "stop"
-            self._flush(step)
+            self._end("length" if end == "length" else "stop", step)
+        if step.finish is not None and self._calls is not None:
+            step.add(self._calls.finish())
+            if step.finish == "stop" and self._calls.complete():
+                step.finish = "tool_calls"
         self.dropped_tokens += len(ids) - step.counted
         self.finish = step.finish
-        text = "".join(step.text)
-        self._shown_characters += len(text)
-        return Delta(self._index, text, tuple(ids[: step.counted]), self._release(text, step), step.finish)
+        text, calls = "".join(step.text), tuple(step.calls.values())
+        entries = self._release() if text or calls or step.finish else ()
+        return Delta(self._index, text, tuple(ids[: step.counted]), entries, step.finish, calls)
 
     def _take(self, token_id: int, logprob: TokenLogprob | None, step: _Step) -> None:
         rules, offset = self._rules, self._utf8.characters
         step.counted += 1
         self.completion_tokens += 1
         ends = token_id in rules.end_ids
-        token = None if ends else rules.tokenizer.token_bytes(token_id)
+        token = None if ends else rules.bytes_of(token_id)
         contributed = None
         if token is not None:
             contributed, text = self._utf8.feed(token)
             self._show(text, step)
         if logprob is not None:
-            own = rules.tokenizer.token_bytes(token_id) if ends else contributed
+            own = rules.tokenizer.token_bytes(token_id) if token is None else contributed
             self._waiting.append(TokenEntry(token_id, own, offset, logprob, shown=not ends))
         if step.finish is not None:
             return
         if ends:
-            step.finish = "stop"
-            self._flush(step)
+            self._end("stop", step)
         elif self.completion_tokens >= rules.max_tokens:
-            step.finish = "length"
-            self._flush(step)
+            self._end("length", step)
 
     def _show(self, text: str, step: _Step) -> None:
         """Pass characters through the stop strings; a match ends the sample."""
         certain, matched = self._scan.feed(text)
-        step.text.append(certain)
+        self._tell(certain, step)
         if matched:
             step.finish = "stop"
 
-    def _flush(self, step: _Step) -> None:
-        """The sample ends without a stop string: an incomplete character and held-back text are shown now."""
-        self._show(self._utf8.finish(), step)
-        step.text.append(self._scan.finish())
+    def _tell(self, text: str, step: _Step) -> None:
+        """Text that no stop string can take back; the end of the last call that is wanted ends the sample."""
+        self._shown_characters += len(text)
+        if self._calls is None:
+            step.text.append(text)
+            return
+        step.add(self._calls.feed(text))
+        if self._calls.over:
+            step.finish = "stop"
 
-    def _release(self, text: str, step: _Step) -> tuple[TokenEntry, ...]:
+    def _end(self, reason: FinishReason, step: _Step) -> None:
+        """The sample ends without a stop string: an incomplete character and held-back text are shown now."""
+        step.finish = reason
+        self._show(self._utf8.finish(), step)
+        self._tell(self._scan.finish(), step)
+
+    def _release(self) -> tuple[TokenEntry, ...]:
         """Entries whose first character is shown now; at the end the rest, marked when their text is not shown."""
-        if not self._waiting or not (text or step.finish):
-            return ()
         released: list[TokenEntry] = []
         shown = self._shown_characters
-        while self._waiting and (step.finish or self._waiting[0].offset < shown):
+        while self._waiting and (self.finish or self._waiting[0].offset < shown):
             entry = self._waiting.popleft()
             inside = entry.offset < shown or (not entry.bytes and entry.offset == shown)
             released.append(replace(entry, offset=min(entry.offset, shown), shown=entry.shown and inside))

@@ -25,6 +25,8 @@ VOCAB = EOS + 1
 CONTEXT = 512
 HI = [{"role": "user", "content": "hi"}]
 OMITTED = object()
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,8 @@ SHARED: dict[str, list[object]] = {
     "top_p": [0, -0.5, 1.1, 1e308, "all"],
     "top_k": [-2, 2**31, 2**63, 0.5, "1"],
     "seed": [2**64, -(2**63) - 1, 1.5, "1", True],
+    "include_stop_str_in_output": [1, "yes"],
+    "skip_special_tokens": [0, "no"],
     "stop": [[""], "", "x" * 2000, ["x"] * 10_000, 5, [1], {"a": 1}, [["x"]]],
     "stop_token_ids": [[-1], [VOCAB], [2**63], [1.5], [True], ["1"], list(range(200)), [1] * 100_000, "1", {}],
     "stream": ["yes", 1, []],
@@ -76,14 +80,14 @@ SHARED: dict[str, list[object]] = {
 }
 PROMPTS: list[object] = [
     OMITTED, None, "", [], [[]], [""], 5, 1.5, True, {}, [1.5], [True], [None], [-1], [VOCAB], [2**63], [2**64],
-    ["a", 1], ["a", "b"], [[1], [2]], [[[1]]], [1, "a"], "x" * CONTEXT, [1] * CONTEXT, [1] * 100_000,
-    "é" * 300, [0, -(2**63)],
+    ["a", 1], ["a", [1]], ["a", ""], [[1], []], ["a"] * 1000, [[[1]]], [1, "a"], "x" * CONTEXT,
+    [1] * CONTEXT, [1] * 100_000, "é" * 300, [0, -(2**63)],
 ]  # fmt: skip
 COMPLETION_ONLY: dict[str, list[object]] = {
     "prompt": PROMPTS,
     "logprobs": [-1, 21, 10**6, 1.5, True, "5"],
     "best_of": [5, 0, -1, 10**6],
-    "echo": [True],
+    "echo": [5, "yes"],
     "suffix": ["end"],
 }
 CHAT_ONLY: dict[str, list[object]] = {
@@ -92,11 +96,20 @@ CHAT_ONLY: dict[str, list[object]] = {
         [{"role": "king", "content": "hi"}], [{"role": 5, "content": "hi"}], [{"role": "user", "content": None}],
         [{"role": "user", "content": 5}], [{"role": "user", "content": []}], [{"role": "user", "content": [5]}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a"}}]}],
-        [{"role": "user", "content": "x" * CONTEXT}], [{"role": "tool", "content": "hi"}],
+        [{"role": "user", "content": "x" * CONTEXT}], [{"role": "function", "content": "hi"}],
+        [{"role": "tool", "content": None}], [{"role": "assistant", "tool_calls": [{}]}],
+        [{"role": "user", "content": "hi", "tool_calls": CALLS}], [{"role": "assistant", "tool_calls": "f"}],
     ],
     "max_completion_tokens": [0, -1, 2**31, "5", 1.5, CONTEXT],
     "top_logprobs": [5, -1, 21, 10**6],
-    "tools": [[{"type": "function"}]],
+    "tools": [
+        5, {}, [5], [{"type": "function"}], [{"type": "x", "function": {"name": "f"}}], [TOOL] * 129, [None],
+        [{"type": "function", "function": {"name": "a b"}}], [{"type": "function", "function": {"name": "x" * 200}}],
+        [{"type": "function", "function": {"name": "f", "parameters": "{}"}}],
+    ],
+    "tool_choice": ["required", "f", 5, [], {}, {"type": "function", "function": {"name": "f"}}],
+    "continue_final_message": [5, "yes"],
+    "chat_template_kwargs": [5, [], {"messages": []}],
     "response_format": [{"type": "json_schema"}],
 }  # fmt: skip
 

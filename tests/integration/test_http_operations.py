@@ -3,6 +3,7 @@
 import asyncio
 
 import httpx
+import openai
 import pytest
 
 from router.requests import Request
@@ -102,3 +103,17 @@ async def test_other_routes_have_openai_s_errors(method: str, path: str, status:
     assert response.status_code == status
     assert response.json()["error"]["type"] == "invalid_request_error"
     assert (response.headers.get("allow") is not None) == (status == 405)
+
+
+async def test_what_else_openai_has_is_refused_by_name() -> None:
+    async with serve(FakeDispatcher(say("x"))) as served, served.openai() as client:
+        with pytest.raises(openai.NotFoundError, match="embeddings: not served here") as embeddings:
+            await client.embeddings.create(model=MODEL, input="x")
+        with pytest.raises(openai.NotFoundError, match="the responses API") as responses:
+            await client.responses.create(model=MODEL, input="x")
+        with pytest.raises(openai.NotFoundError, match="fine-tuning") as tuning:
+            await client.fine_tuning.jobs.list()
+        with pytest.raises(openai.NotFoundError, match="Not Found: GET /v1/embedding") as mistyped:
+            await client.get("/embedding", cast_to=object)
+    assert {error.value.code for error in (embeddings, responses, tuning)} == {"unsupported_endpoint"}
+    assert mistyped.value.code == "unknown_url"

@@ -1,6 +1,7 @@
 """Random load on the real stack: no wrong token, nothing stuck, nothing leaked, whoever leaves when (FAULTS R13)."""
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -8,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.asks import End, GrpcClient, ask_http, random_ask, random_leave
-from tests.integration.stack import Stack, config, stack
+from tests.integration.asks import PATH, Ask, End, GrpcClient, ask_http, random_ask, random_leave
+from tests.integration.stack import Stack, config, connect, post_bytes, stack
 
 TOGETHER = 24  # requests in flight: more than the pools hold, so that some wait and some are pre-empted
 
@@ -61,6 +62,21 @@ async def check_random_load(running: Stack, requests: int, seed: str) -> None:
 
 async def test_random_load(running: Stack) -> None:
     await check_random_load(running, 300, "quick")
+
+
+async def test_several_prompts_are_answered_as_each_alone_and_leave_together(running: Stack) -> None:
+    """FAULTS C16."""
+    asks = [Ask(tuple(range(start, start + 40)), 12, n=2, temperature=1.0, seed=7) for start in (0, 20, 40)]
+    body = {**asks[0].body(), "prompt": [list(ask.prompt) for ask in asks]}
+    whole = await running.post(PATH, {**body, "stream": False, "stream_options": None})
+    texts = [text for ask in asks for text in ask.texts()]
+    assert [(c["index"], c["text"]) for c in whole.json["choices"]] == list(enumerate(texts))
+    assert whole.json["usage"]["prompt_tokens"] == 3 * 40
+    assert whole.json["usage"]["completion_tokens"] == 3 * 2 * 12
+    async with connect(running.url) as connection:
+        await connection.send(post_bytes(PATH, json.dumps({**body, "max_tokens": 200}).encode()))
+        await connection.receive(1)
+    await running.quiet()
 
 
 @pytest.mark.verify

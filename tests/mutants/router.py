@@ -7,6 +7,8 @@ FAILURES = "tests/unit/router_core/test_dispatcher_failures.py"
 QUEUE = "tests/unit/router_core/test_router_queue.py"
 STOPS = "tests/unit/router_front/test_stops.py"
 TEXT = "tests/unit/router_front/test_text_fold.py"
+TOOLS = "tests/unit/router_front/test_tool_folds.py"
+BATCH = "tests/integration/test_http_batch.py"
 
 MUTANTS = (
     Mutant(
@@ -148,5 +150,33 @@ MUTANTS = (
         "elif self.completion_tokens >= rules.max_tokens:",
         "elif self.completion_tokens > rules.max_tokens:",
         f"{TEXT}::test_max_tokens_one",
+    ),
+    Mutant(
+        "call a cut tool call complete",
+        "router/front/text.py",
+        'if step.finish == "stop" and self._calls.complete():',
+        "if self._calls.complete():",
+        f"{TEXT}::test_a_call_ends_with_its_own_reason_and_a_cut_one_with_length",
+    ),
+    Mutant(
+        "lose what looked like a tool call",
+        "router/front/tools/folds.py",
+        "self._say(self._held)",
+        'self._say("")',
+        f"{TOOLS}::test_what_is_no_call_is_shown_to_the_last_character",
+    ),
+    Mutant(
+        "end arguments at any brace",
+        "router/front/tools/call_object.py",
+        "if self._depth == 0:",
+        "if self._depth >= 0:",
+        f"{TOOLS}::test_arguments_come_back_as_they_were_written",
+    ),
+    Mutant(
+        "give choices of a later prompt the index of the first",
+        "router/front/batch.py",
+        "self._front.open(request, self._call, part.ask, first=at * request.n)",
+        "self._front.open(request, self._call, part.ask, first=0)",
+        f"{BATCH}::test_every_choice_has_its_index",
     ),
 )

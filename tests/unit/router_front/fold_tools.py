@@ -1,12 +1,14 @@
 """Running the text fold over any grouping of tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from router.front.stops import StopStrings
 from router.front.text import Delta, FinishReason, SampleText, TextRules, TokenEntry
 from router.front.tokenizer import Tokenizer, TracerTokenizer
+from router.front.tools.folds import CallFold
+from router.front.tools.types import CallDelta
 from router.requests import EndReason, TokenLogprob
 
 EOS = 1023
@@ -22,6 +24,7 @@ class Folded:
     finish: FinishReason | None
     completion_tokens: int
     seen_tokens: int
+    calls: list[tuple[str, str]]
 
 
 def rules(
@@ -29,10 +32,14 @@ def rules(
     stops: Sequence[str] = (),
     end_ids: Sequence[int] = (EOS,),
     max_tokens: int = 10_000,
-    fresh: bool = True,
     tokenizer: Tokenizer | None = None,
+    fresh: bool = True,
+    show_stop: bool = False,
+    special: bool = False,
+    calls: Callable[[], CallFold] | None = None,
 ) -> TextRules:
-    return TextRules(tokenizer or TracerTokenizer(), frozenset(end_ids), max_tokens, StopStrings(stops), fresh)
+    watched = StopStrings(stops, shown=show_stop)
+    return TextRules(tokenizer or TracerTokenizer(), frozenset(end_ids), max_tokens, watched, fresh, special, calls)
 
 
 def groups(ids: Sequence[int], places: Sequence[int]) -> list[tuple[int, ...]]:
@@ -56,4 +63,22 @@ def fold(how: TextRules, parts: Sequence[Sequence[int]], end: EndReason | None =
         finish=sample.finish,
         completion_tokens=sample.completion_tokens,
         seen_tokens=sample.completion_tokens + sample.dropped_tokens,
+        calls=joined_calls([call for delta in deltas for call in delta.calls]),
     )
+
+
+def pieces(text: str, places: Sequence[int]) -> list[str]:
+    """`text` cut at `places` (taken modulo the length); pieces may be empty."""
+    edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[a:b] for a, b in pairwise(edges)]
+
+
+def joined_calls(deltas: Sequence[CallDelta]) -> list[tuple[str, str]]:
+    """(name, arguments) per call. A call's first delta, and no other, has its name."""
+    calls: dict[int, tuple[str, str]] = {}
+    for delta in deltas:
+        assert (delta.name is None) == (delta.index in calls)
+        name, arguments = calls.get(delta.index, (delta.name or "", ""))
+        calls[delta.index] = (name, arguments + delta.arguments)
+    assert list(calls) == list(range(len(calls)))
+    return list(calls.values())

@@ -1,28 +1,32 @@
 """OpenAI bodies: what is taken, what is refused and under which name."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from cluster.core.config import RouterSettings
 from cluster.core.errors import InvalidRequest
-from router.front.ask import Ask, ChatPrompt, TextPrompt, TokenPrompt
+from router.front.ask import Ask, TextPrompt, TokenPrompt
 from router.front.bodies import ChatBody, CompletionBody
 from router.front.bounds import check_parameters, fit
-from router.front.chat import ChatTurn
+from router.front.messages import ChatPrompt, ChatTurn
+from router.front.tools.types import Tool, ToolCall, ToolUse
 from router.front.unsupported import INTERNAL, NEUTRAL
 from router.requests import Limits
 
 LIMITS = Limits(max_context=512, pool_tokens=1024, block_size=16, vocab_size=1024, eos_ids=(1023,))
 USER = {"role": "user", "content": "hi"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
 def completion(**fields: object) -> Ask:
-    return CompletionBody.parse(json.dumps({"model": "m", "prompt": "hello", **fields}).encode()).ask()
+    return CompletionBody.parse(json.dumps({"model": "m", "prompt": "hello", **fields}).encode()).asks()[0]
 
 
 def chat(**fields: object) -> Ask:
-    return ChatBody.parse(json.dumps({"model": "m", "messages": [USER], **fields}).encode()).ask()
+    return ChatBody.parse(json.dumps({"model": "m", "messages": [USER], **fields}).encode()).asks()[0]
 
 
 def refused(**fields: object) -> InvalidRequest:
@@ -101,8 +105,10 @@ def test_stop_token_ids(value: object) -> None:
         [1.5],
         [True],
         [1, "a"],
-        ["a", "b"],
-        [[1], [2]],
+        ["a", 1],
+        ["a", [1]],
+        [[1], "a"],
+        ["a"] * 257,
         None,
         5,
         {},
@@ -139,7 +145,7 @@ def test_fields_not_built_yet_are_refused_unless_they_ask_for_nothing(name: str)
 
 def test_false_is_not_zero() -> None:
     assert refused(presence_penalty=False).param == "presence_penalty"
-    assert refused(echo=0).param == "echo"
+    assert refused(store=0).param == "store"
 
 
 def test_unknown_fields_are_ignored() -> None:
@@ -195,14 +201,23 @@ def test_a_missing_field_is_named() -> None:
         ([1], "messages[0]"),
         ([USER, {"role": "user"}], "messages[1].content"),
         ([{"role": "user", "content": None}], "messages[0].content"),
+        ([{"role": "tool", "tool_call_id": "1"}], "messages[0].content"),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [CALL] * 129}], "messages[0].tool_calls"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        ([{"role": "tool", "content": "x", "tool_call_id": 5}], "messages[0].tool_call_id"),
         ([{"role": "user", "content": []}], "messages[0].content"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content"),
         ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "messages[0].content"),
         ([{"role": "robot", "content": "x"}], "messages[0].role"),
         ([{"role": ["user"], "content": "x"}], "messages[0].role"),
         ([{"content": "x"}], "messages[0].role"),
-        ([USER, {"role": "tool", "content": "x"}], "messages[1].role"),
-        ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ([USER, {"role": "function", "content": "x"}], "messages[1].role"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
+        ([{"role": "assistant", "content": "x", "function_call": {}}], "messages[0].function_call"),
     ],
 )
 def test_messages(messages: object, param: str) -> None:
@@ -213,6 +228,69 @@ def test_text_parts_are_joined_and_developer_is_system() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     ask = chat(messages=[{"role": "developer", "content": parts}])
     assert ask.prompt == ChatPrompt((ChatTurn("system", "a\nb"),))
+
+
+def test_a_conversation_with_tools() -> None:
+    answer = {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "sunny"}]}
+    ask = chat(messages=[USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, answer])
+    assert ask.prompt == ChatPrompt(
+        (
+            ChatTurn("user", "hi"),
+            ChatTurn("assistant", "", (ToolCall("1", "f", '{"a": 1}'),)),
+            ChatTurn("tool", "sunny", tool_call_id="1"),
+        )
+    )
+
+
+def test_tools_and_what_may_be_called() -> None:
+    tool = Tool("f", None, {"type": "object"})
+    assert chat(tools=[TOOL]).tools == chat(tools=[TOOL], tool_choice="auto").tools == ToolUse((tool,))
+    assert chat(tools=[TOOL], parallel_tool_calls=False).tools == ToolUse((tool,), parallel=False)
+    assert chat(tools=[TOOL], tool_choice="required").tools == ToolUse((tool,), must=True)
+    named = {"type": "function", "function": {"name": "f"}}
+    assert chat(tools=[TOOL], tool_choice=named).tools == ToolUse((tool,), must=True, named="f")
+    for nothing in (chat(tools=[]), chat(tools=None), chat(tools=[TOOL], tool_choice="none"), chat(tool_choice="auto")):
+        assert nothing.tools is None
+        assert nothing.prompt == chat().prompt
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": {}}, "tools"),
+        ({"tools": [TOOL] * 129}, "tools"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]},
+            "tools[0].function.parameters",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "f"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": 1}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+    ],
+)
+def test_tools_that_cannot_be(fields: dict[str, object], param: str) -> None:
+    assert chat_refused(**fields).param == param
+
+
+def test_how_messages_become_a_prompt() -> None:
+    plain = ChatPrompt((ChatTurn("user", "hi"),))
+    assert chat(add_generation_prompt=True, continue_final_message=False, chat_template_kwargs=None).prompt == plain
+    assert chat(add_generation_prompt=False).prompt == replace(plain, add_generation_prompt=False)
+    assert chat(continue_final_message=True).prompt == replace(plain, continue_final=True)
+    assert chat(chat_template_kwargs={"thinking": False}).prompt == replace(plain, variables={"thinking": False})
+    assert chat().fresh
+    assert not chat(continue_final_message=True).fresh
+    both = chat_refused(continue_final_message=True, add_generation_prompt=True)
+    assert both.param == "continue_final_message"
+    assert chat_refused(chat_template_kwargs={"messages": []}).param == "chat_template_kwargs"
 
 
 def test_max_tokens_by_either_name() -> None:
@@ -237,6 +315,16 @@ def test_stream_options_need_a_stream() -> None:
     assert refused(stream_options={"include_usage": True}).param == "stream_options"
     assert refused(stream=True, stream_options={"include_usage": 1}).param == "stream_options.include_usage"
     assert refused(stream=True, stream_options=[]).param == "stream_options"
+
+
+def test_several_prompts() -> None:
+    body = {"model": "m", "prompt": ["a", "b"], "n": 2, "seed": 1}
+    first, second = CompletionBody.parse(json.dumps(body).encode()).asks()
+    assert (first.prompt, second.prompt) == (TextPrompt("a"), TextPrompt("b"))
+    assert second.spelling.prompt == "prompt[1]"
+    assert (second.n, second.seed) == (2, 1)
+    ids = CompletionBody.parse(json.dumps({**body, "prompt": [[1], [2, 3]]}).encode()).asks()
+    assert [ask.prompt for ask in ids] == [TokenPrompt((1,)), TokenPrompt((2, 3))]
 
 
 def test_prompts_of_every_kind() -> None:

@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry
 from cluster.core.clock import ManualClock
 from cluster.core.config import RouterSettings
 from cluster.core.errors import DeadlineExceeded, InvalidRequest, RequestFailed, Unavailable
-from router.front.ask import Ask, ChatPrompt, Prompt, Spelling, TextPrompt, TokenPrompt
-from router.front.chat import ChatTurn
+from router.front.ask import Ask, Prompt, Spelling, TextPrompt, TokenPrompt
 from router.front.door import INLINE_CHARACTERS, FrontDoor
+from router.front.messages import ChatPrompt, ChatTurn
 from router.front.metrics import FrontMetrics
 from router.front.model_text import ModelText
 from router.front.tokenizer import TracerTokenizer
@@ -99,17 +99,19 @@ async def test_a_base_model_has_no_chat() -> None:
 
 async def test_tokens_of_a_sample_nobody_asked_for_fail_the_request() -> None:
     rig = Rig([TokenEvent(1, (65,))])
-    request = await rig.front.prepare(ask(TokenPrompt((1,))), rig.call, public_id="p")
+    asked = ask(TokenPrompt((1,)))
+    request = await rig.front.prepare(asked, rig.call, public_id="p")
     with pytest.raises(RequestFailed, match="sample 1"):
-        async with rig.front.open(request, rig.call, fresh=False) as generation:
+        async with rig.front.open(request, rig.call, asked) as generation:
             [delta async for delta in generation]
     assert not rig.dispatcher.active
 
 
 async def test_tokens_behind_an_end_are_dropped_and_counted() -> None:
     rig = Rig([TokenEvent(0, (65, 1023, 66)), TokenEvent(0, (67,), end="eos")])
-    request = await rig.front.prepare(ask(TokenPrompt((1, 2))), rig.call, public_id="p")
-    async with rig.front.open(request, rig.call, fresh=False) as generation:
+    asked = ask(TokenPrompt((1, 2)))
+    request = await rig.front.prepare(asked, rig.call, public_id="p")
+    async with rig.front.open(request, rig.call, asked) as generation:
         deltas = [delta async for delta in generation]
     assert [(delta.text, delta.finish) for delta in deltas] == [("A", "stop")]
     assert generation.usage.completion == 2

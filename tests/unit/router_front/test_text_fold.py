@@ -1,12 +1,15 @@
 """The text fold: the same answer for every grouping of tokens, cut where the first end holds."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.front.text import SampleText
 from router.front.tokenizer import TracerTokenizer
-from router.requests import TokenLogprob
+from router.front.tools.folds import CallFold, HermesCalls, JsonCalls
+from router.requests import EndReason, TokenLogprob
 from tests.unit.router_front.fold_tools import EOS, fold, groups, rules
 
 UNICODE = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -155,3 +158,66 @@ def test_each_token_is_decoded_once(tokens: int) -> None:
     for _ in range(tokens):
         sample.feed(b"a")
     assert tokenizer.looks == tokens
+
+
+CALL = '<tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>'
+SAID = st.lists(st.sampled_from([CALL, CALL[:20], CALL[20:], "a ", "é🌶", "\n", "<", "</tool_call>"]), max_size=6)
+HOW = st.sampled_from([HermesCalls, lambda: HermesCalls(parallel=False), lambda: JsonCalls(frozenset({"f"}))])
+
+
+@given(SAID, STOPS, PLACES, st.integers(1, 200), HOW)
+def test_any_grouping_gives_the_same_calls(
+    said: list[str], stops: list[str], places: list[int], most: int, calls: Callable[[], CallFold]
+) -> None:
+    ids = [*"".join(said).encode(), EOS]
+    how = rules(stops=stops, max_tokens=most, calls=calls)
+    whole = fold(how, [ids])
+    assert fold(how, groups(ids, places)) == whole
+    assert fold(how, [[i] for i in ids]) == whole
+    assert not (whole.finish == "tool_calls" and not whole.calls)
+    joined = b"".join(entry.bytes or b"" for entry in whole.entries if entry.token_id != EOS)
+    assert joined == bytes(i for i in whole.ids if i != EOS)
+
+
+def test_a_call_ends_with_its_own_reason_and_a_cut_one_with_length() -> None:
+    def ended(text: str, most: int = 1000, end: EndReason = "eos") -> tuple[str, list[tuple[str, str]], str | None]:
+        got = fold(rules(max_tokens=most, calls=HermesCalls), [text.encode()], end)
+        return got.text, got.calls, got.finish
+
+    assert ended("I look." + CALL) == ("I look.", [("f", '{"a": "é"}')], "tool_calls")
+    assert ended(CALL, most=45) == ("", [("f", '{"a": "')], "length")
+    assert ended(CALL[:45]) == ("", [("f", '{"a": "')], "stop")  # the model itself broke off
+    assert ended(CALL, end="length") == ("", [("f", '{"a": "é"}')], "length")
+    assert ended("no call") == ("no call", [], "stop")
+
+
+def test_where_one_call_is_wanted_its_last_brace_ends_the_sample() -> None:
+    got = fold(rules(calls=lambda: HermesCalls(parallel=False)), [[i] for i in (CALL + CALL).encode()])
+    assert (got.calls, got.finish) == ([("f", '{"a": "é"}')], "tool_calls")
+    assert got.completion_tokens == len(CALL[: CALL.index("</")].encode())
+
+
+@given(IDS, st.lists(st.text(alphabet="ab<2", min_size=1, max_size=3), max_size=3), PLACES)
+def test_a_stop_string_that_is_shown_ends_the_text(ids: list[int], stops: list[str], places: list[int]) -> None:
+    plain, shown = fold(rules(stops=stops), [ids]), fold(rules(stops=stops, show_stop=True), groups(ids, places))
+    assert (shown.ids, shown.completion_tokens) == (plain.ids, plain.completion_tokens)
+    assert shown.text == plain.text or shown.text in {plain.text + stop for stop in stops}
+
+
+class _SpecialTokenizer(TracerTokenizer):
+    """The end token has a name and no text."""
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        return None if token_id in (EOS, 1022) else super().token_bytes(token_id)
+
+    def label(self, token_id: int) -> str:
+        return {EOS: "<end>", 1022: "<pad>"}.get(token_id) or super().label(token_id)
+
+
+@pytest.mark.parametrize(
+    ("special", "text"),
+    [(False, "ab"), (True, "a<pad>b")],
+)
+def test_special_tokens_are_shown_to_those_who_ask(special: bool, text: str) -> None:
+    how = rules(tokenizer=_SpecialTokenizer(), special=special)
+    assert fold(how, [[97, 1022, 98, EOS]]).text == text
