@@ -89,6 +89,13 @@ def test_servers_never_load_torch_or_ray(package: str) -> None:
     assert done.stdout.split() == []
 
 
+def test_only_the_router_makes_tokens_of_text() -> None:
+    """The ids are the only truth about a prompt (FAULTS C27). A model that is pulled has its tokenizer made, once."""
+    text = {"tokenizers", "jinja2"}
+    users = {s.path for s in product() for m, _ in s.imports() if top(m) in text}
+    assert users == {"router/front/chat.py", "router/front/tokenizer.py", "cluster/models/gguf_tokenizer.py"}
+
+
 def test_the_engine_does_not_negotiate() -> None:
     """A plan is decided by one server and obeyed: no collective whose participants could disagree (FAULTS F09)."""
     names = ("torch.distributed", "mpi4py", "torch.multiprocessing")

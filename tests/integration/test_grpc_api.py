@@ -123,6 +123,13 @@ async def test_samples_stop_strings_and_logprobs() -> None:
     assert len(got.logprobs) == 10
 
 
+async def test_stop_strings_hold_for_token_ids_too() -> None:
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1]), stop=["bc"])
+    async with serve(FakeDispatcher(say("abcd"))) as (stub, _):
+        got = await receive(stub, request)
+    assert (got.texts, got.ids, got.finishes) == (["a"], [list(b"abc")], {0: "stop"})
+
+
 async def test_models() -> None:
     dispatcher = FakeDispatcher(say("x"))
     async with serve(dispatcher) as (stub, _):

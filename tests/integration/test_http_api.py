@@ -97,6 +97,14 @@ async def test_the_worker_is_told_of_an_end_it_cannot_know(stop: str | None, tol
     assert dispatcher.runs[0].stopped == told
 
 
+async def test_stop_strings_hold_in_chat() -> None:
+    async with serve(FakeDispatcher(say("abcde", per_event=2))) as served, served.openai() as client:
+        whole = await client.chat.completions.create(model=MODEL, messages=HELLO, stop="cd")
+        stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stop="cd", stream=True)
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    assert whole.choices[0].message.content == text == "ab"
+
+
 async def test_no_usage_chunk_unless_asked_for() -> None:
     body = {"model": MODEL, "prompt": "x", "stream": True}
     async with serve(FakeDispatcher(say("ab"))) as served, httpx.AsyncClient() as client:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.asks import PATH, Ask, End, GrpcClient, ask_http, random_ask, random_leave
-from tests.integration.stack import Stack, config, connect, post_bytes, stack
+from tests.integration.stack import BLOCK, Stack, config, connect, post_bytes, stack
 
 TOGETHER = 24  # requests in flight: more than the pools hold, so that some wait and some are pre-empted
 
@@ -77,6 +77,15 @@ async def test_several_prompts_are_answered_as_each_alone_and_leave_together(run
         await connection.send(post_bytes(PATH, json.dumps({**body, "max_tokens": 200}).encode()))
         await connection.receive(1)
     await running.quiet()
+
+
+async def test_cached_tokens_are_those_nobody_computed(running: Stack) -> None:
+    """A prompt that was never seen is not cached, however much of it was transferred (FAULTS C32)."""
+    ask = {**Ask(tuple(range(200, 290)), 4).body(), "stream": False, "stream_options": None}
+    answers = [await running.post(PATH, ask) for _ in range(2)]
+    cached = [answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    assert int(answers[0].headers["x-headrace-kv-bytes"]) > 0
+    assert cached == [0, 90 // BLOCK * BLOCK]
 
 
 @pytest.mark.verify
