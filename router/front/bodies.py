@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Annotated, Self
 
 import orjson
-from pydantic import BeforeValidator, FailFast, Field, ValidationError
+from pydantic import BeforeValidator, FailFast, Field, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from cluster.core.errors import InvalidRequest
@@ -35,6 +35,12 @@ def null_is_empty(value: object) -> object:
     return [] if value is None else value
 
 
+_TEXT = {"type": "string"}
+_IDS = {"type": "array", "items": {"type": "integer"}}
+_STOP = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, {"type": "null"}], "default": None}
+_PROMPT = {"anyOf": [_TEXT, _IDS, {"type": "array", "items": _TEXT}, {"type": "array", "items": _IDS}]}
+
+
 class StreamOptions(Body):
     include_usage: bool | None = None
 
@@ -49,7 +55,7 @@ class InferenceBody(Body):
     top_k: int | None = None
     n: int | None = None
     seed: int | None = None
-    stop: Annotated[tuple[str, ...], BeforeValidator(_one_or_many)] = ()
+    stop: Annotated[tuple[str, ...], BeforeValidator(_one_or_many), WithJsonSchema(_STOP)] = ()
     stop_token_ids: Annotated[list[int], FailFast(), BeforeValidator(null_is_empty)] = Field(default_factory=list)
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -133,7 +139,7 @@ class ChatBody(InferenceBody):
 class CompletionBody(InferenceBody):
     """POST /v1/completions. `best_of` may only repeat `n`."""
 
-    prompt: object
+    prompt: Annotated[object, WithJsonSchema(_PROMPT)]
     logprobs: int | None = None
     best_of: int | None = None
     echo: bool | None = None

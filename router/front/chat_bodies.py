@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from cluster.core.errors import InvalidRequest
@@ -54,6 +54,16 @@ def _nothing(value: object) -> object:
     return None
 
 
+_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _PART}, {"type": "null"}]}
+_NONE = {"enum": [None, []], "deprecated": True}
+_Nothing = Annotated[object, BeforeValidator(_nothing), WithJsonSchema(_NONE)]
+
+
 class CallFunction(Body):
     name: str
     arguments: str
@@ -68,13 +78,13 @@ class MessageCall(Body):
 
 
 class ChatMessage(Body):
-    role: Annotated[str, BeforeValidator(_role)]
-    content: Annotated[str | None, BeforeValidator(_content)] = None
+    role: Annotated[str, BeforeValidator(_role), WithJsonSchema({"enum": list(ROLES)})]
+    content: Annotated[str | None, BeforeValidator(_content), WithJsonSchema(_CONTENT)] = None
     tool_calls: Annotated[list[MessageCall] | None, Field(max_length=MAX_TOOLS)] = None
     tool_call_id: str | None = None
     name: str | None = None
-    function_call: Annotated[object, BeforeValidator(_nothing)] = None
-    audio: Annotated[object, BeforeValidator(_nothing)] = None
+    function_call: _Nothing = None
+    audio: _Nothing = None
 
     def turn(self, param: str) -> ChatTurn:
         """Raises InvalidRequest naming the field, `param` being the message's own name."""
@@ -123,8 +133,11 @@ def _tool_name(value: object) -> object:
     return value
 
 
+_NAME = {"type": "string", "pattern": f"^{_TOOL_NAME.pattern}$"}
+
+
 class ToolFunction(Body):
-    name: Annotated[str, BeforeValidator(_tool_name)]
+    name: Annotated[str, BeforeValidator(_tool_name), WithJsonSchema(_NAME)]
     description: str | None = None
     parameters: dict[str, object] | None = None
 
@@ -155,7 +168,22 @@ def _choice(value: object) -> object:
     raise PydanticCustomError("choice", "must be none, auto, required or an object that names a function")
 
 
-ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool | None, PlainValidator(_choice)]
+_CHOICE = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required", None]},
+        {
+            "type": "object",
+            "required": ["type", "function"],
+            "properties": {
+                "type": {"const": "function"},
+                "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+            },
+        },
+    ]
+}
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedTool | None, PlainValidator(_choice), WithJsonSchema(_CHOICE)
+]
 
 
 def tool_use(tools: Sequence[ToolBody] | None, choice: ToolChoice, parallel: bool | None) -> ToolUse | None:

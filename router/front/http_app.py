@@ -1,8 +1,10 @@
 """The HTTP API: OpenAI's routes and what operators look at. Inference itself is http_inference.py.
 
-Every error has OpenAI's shape, unknown routes too. No generated documentation pages: the API is OpenAI's. What else
-OpenAI has under /v1 is refused by name, so that nobody takes it for a mistyped address.
+Every error has OpenAI's shape, unknown routes too. /openapi.json is our own document (openapi/), not FastAPI's. What
+else OpenAI has under /v1 is refused by name, so that nobody takes it for a mistyped address.
 """
+
+from importlib.metadata import version
 
 import orjson
 from fastapi import FastAPI
@@ -19,6 +21,7 @@ from router.front.errors_http import error_headers, error_object, error_shape, s
 from router.front.http_inference import inference_routes
 from router.front.http_tokens import token_routes
 from router.front.openai_shapes import Json, model_json
+from router.front.openapi.document import document
 
 ABSENT = {
     "assistants": "assistants", "audio": "audio", "batches": "batches", "containers": "containers",
@@ -63,6 +66,12 @@ def _add_models(app: FastAPI, front: FrontDoor) -> None:
 
 
 def _add_operations(app: FastAPI, front: FrontDoor) -> None:
+    described = orjson.dumps(document(version("headrace"), front.model_name))
+
+    @app.get("/openapi.json")
+    async def openapi() -> Response:
+        return Response(described, media_type="application/json")
+
     @app.get("/live")
     async def live() -> Response:
         return _json({"live": True})

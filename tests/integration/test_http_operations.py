@@ -88,7 +88,6 @@ async def test_status_and_metrics() -> None:
     [
         ("GET", "/", 404),
         ("GET", "/docs", 404),
-        ("GET", "/openapi.json", 404),
         ("POST", "//v1/completions", 404),
         ("POST", "/V1/completions", 404),
         ("POST", "/v1/completions/", 404),
