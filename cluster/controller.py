@@ -1,13 +1,15 @@
 """The controller: holds the desired counts and keeps the programs that way (DESIGN §2). No Ray here: a `Launcher` acts.
 
-1. adopt      on start: load the desired counts, ask every living supervisor what it runs (a new controller replaces a
-              dead one; what runs goes on running meanwhile)
+1. adopt      on start: ask every living supervisor what it runs, then load the desired counts (a new controller
+              replaces a dead one; what runs goes on meanwhile). Until both are known no program is started or stopped
 2. reconcile  desired against actual -> starts and stops (cluster/reconcile.py), whenever either changes
 3. members    who is ready, pushed to every supervisor after each change; each forwards it to its program
 4. drain      a program that is stopped leaves the list, drains, then ends; if it is still desired, reconciling starts
               its successor under the same name: draining one after the other is a rolling restart
-5. audit      every `audit_s`, ask all supervisors again: a lost report heals, a vanished supervisor is started anew
+5. audit      every `audit_s`, ask all supervisors again: a lost report or list heals, a vanished supervisor is started
+              anew, a stop that failed or was a dead controller's is carried on
 
+A name is started only when its last supervisor is known to be gone: one that leaves would be taken for the new one.
 Losing the store stops nothing: the last known counts hold; a controller that never could load them adopts and waits.
 """
 
@@ -24,7 +26,7 @@ from cluster.store import Counts, DesiredStore, StoreUnavailable
 from cluster.supervisor import ProgramStatus
 
 AUDIT_S = 15.0
-_LOAD_RETRY_S = 1.0
+_RETRY_S = 1.0  # to adopt
 _log = logging.getLogger(__name__)
 
 
@@ -42,7 +44,7 @@ class Launcher(Protocol):
         """Let its program drain, then end both; returns when they are gone."""
 
     async def statuses(self) -> dict[str, ProgramStatus | None]:
-        """Every living supervisor by name; None for one that does not answer now."""
+        """Every living supervisor by name; None for one that does not answer now. `push` reaches those that do."""
 
     def push(self, name: str, members: tuple[Member, ...]) -> None:
         """Hand the members to a supervisor; never waits for it."""
@@ -73,9 +75,11 @@ class Controller:
         self._store = store
         self._initial = initial
         self._audit_s = audit_s
+        self._adopted = False
         self._desired: Counts | None = None
         self._programs: dict[str, ProgramStatus | None] = {}  # None: it runs, and has not said what
-        self._stops: dict[str, asyncio.Task[str | None]] = {}
+        self._stops: dict[str, asyncio.Task[str | None]] = {}  # one that has failed stays until the next audit
+        self._deaf: set[str] = set()  # being started, or told to stop: they take no list
         self._pushed: dict[str, tuple[Member, ...]] = {}
         self._problem: str | None = None
         self._version = 0
@@ -86,9 +90,10 @@ class Controller:
         loop = asyncio.get_running_loop()
         while True:
             await self._audit()
-            if self._desired is None:
+            if self._adopted and self._desired is None:
                 await self._load_desired()
-            next_audit = loop.time() + (self._audit_s if self._desired is not None else _LOAD_RETRY_S)
+            acting = self._adopted and self._desired is not None
+            next_audit = loop.time() + (self._audit_s if acting else _RETRY_S)
             while (left := next_audit - loop.time()) > 0:
                 version = self._version
                 await self._reconcile()
@@ -122,7 +127,9 @@ class Controller:
             raise StoreUnavailable(self._problem or "the desired counts are not loaded yet")
         if name not in self._programs and name not in self._stops:
             raise ConfigError(f"{name!r} does not run here: it is one of {', '.join(sorted(self._programs))}")
-        stopping = self._stops.get(name) or self._begin_stop(name)
+        stopping = self._stops.get(name)
+        if stopping is None or stopping.done():  # done: it has failed
+            stopping = self._begin_stop(name)
         if problem := await asyncio.shield(stopping):
             raise LaunchFailed(problem)
 
@@ -130,7 +137,7 @@ class Controller:
         """End every program and supervisor; returns when they are gone. The stored counts stay."""
         self._desired = dict.fromkeys(ROLES, 0)
         self._note_change()
-        while self._programs or self._stops:
+        while self._programs or self._stops or not self._adopted:
             await self._wait_beyond(self._version, None)
 
     def status(self) -> ClusterStatus:
@@ -152,52 +159,72 @@ class Controller:
 
     async def _load_desired(self) -> None:
         try:
-            self._desired = await self._store.load()
-            if self._desired is None:
+            stored = await self._store.load()
+            if stored is None:
                 await self._store.save(self._initial)
-                self._desired = dict(self._initial)
-            self._set_problem(None)
+                stored = dict(self._initial)
         except StoreUnavailable as error:
-            self._desired = None
             self._set_problem(f"adopting only, until the desired counts are known: {error}")
+            return
+        if self._desired is None:  # else everything is to stop, as of now
+            self._desired = stored
 
     async def _audit(self) -> None:
+        failed = {name: stopping for name, stopping in self._stops.items() if stopping.done()}
+        leaving = set(self._stops) - set(failed)
         try:
             found = await self._launcher.statuses()
         except LaunchFailed as error:
             _log.warning("no audit this time: %s", error)
+            if not self._adopted:
+                self._set_problem(f"adopting only, until it is known what runs: {error}")
             return
-        for name in set(self._programs) - set(found) - set(self._stops):
+        if not self._adopted:
+            self._adopted = True
+            self._note_change()
+        for name, stopping in failed.items():
+            if self._stops.get(name) is stopping:
+                del self._stops[name]
+                self._note_change()
+        leaving |= set(self._stops)  # what was found of these may be old by now
+        for name in sorted(set(self._programs) - set(found) - leaving):
             _log.warning("the supervisor of %s has vanished", name)
             self._forget(name)
-        for name, status in found.items():
-            if name in self._stops:
-                continue
-            if name not in self._programs:
-                self._programs[name] = None
-                self._note_change()
-            if status is not None:
-                self._take(status)
+        for name in sorted(set(found) - leaving):
+            self._found(name, found[name])
+        self._pushed.clear()  # a list may have been lost on its way
+
+    def _found(self, name: str, status: ProgramStatus | None) -> None:
+        if name not in self._programs:
+            self._programs[name] = None
+            self._note_change()
+        if status is not None:
+            self._take(status)
+            if status.state == "stopped":  # by someone who did not live to end its supervisor
+                self._begin_stop(name)
 
     async def _reconcile(self) -> None:
-        if self._desired is None:
+        if self._desired is None or not self._adopted:
             return
-        problems = []
+        problems = [stopping.result() for stopping in self._stops.values() if stopping.done()]
         for action in reconcile(self._desired, set(self._programs) - set(self._stops), self._stops):
             if isinstance(action, Stop):
                 self._begin_stop(action.name)
-            elif problem := await self._start(action):
-                problems.append(problem)
-        self._set_problem("; ".join(problems) or None)
+            else:
+                problems.append(await self._start(action))
+        self._set_problem("; ".join(filter(None, problems)) or None)
 
     async def _start(self, action: Start) -> str | None:
         """Returns why it could not be started; it is tried again at the next change or audit."""
         self._programs[action.name] = None  # before the call: its first report may come before the call returns
+        self._deaf.add(action.name)
         try:
             await self._launcher.start(action.name, action.role)
         except LaunchFailed as error:
-            del self._programs[action.name]
+            self._programs.pop(action.name, None)
             return f"cannot start {action.name}: {error}"
+        finally:
+            self._deaf.discard(action.name)
         self._note_change()
         return None
 
@@ -217,30 +244,43 @@ class Controller:
     async def _stop(self, name: str) -> str | None:
         """Routers hear that it leaves before it is told to: new work goes elsewhere, running work drains.
 
-        Returns why it could not be stopped.
+        Returns why it could not be stopped. It may be leaving all the same: the next audit tells.
         """
         try:
-            self._push_members()
+            if not self._push_members():
+                await self._look_again()
+                self._push_members()  # who is still out of reach holds up no stop
+            self._deaf.add(name)
             await self._launcher.stop(name)
         except LaunchFailed as error:
-            _log.error("cannot stop %s: %s", name, error)  # it is found by the next audit and stopped again
+            _log.error("cannot stop %s: %s", name, error)
+            self._note_change()
             return f"cannot stop {name}: {error}"
         finally:
-            del self._stops[name]
-            self._forget(name)
+            self._deaf.discard(name)
+        del self._stops[name]
+        self._forget(name)
         return None
 
-    def _push_members(self) -> None:
-        """To every supervisor whose last list differs."""
-        members = self.members()
-        for name in self._programs:
+    async def _look_again(self) -> None:
+        try:
+            await self._launcher.statuses()
+        except LaunchFailed as error:
+            _log.warning("not everybody hears who leaves: %s", error)
+
+    def _push_members(self) -> bool:
+        """To every supervisor whose last list differs. Returns whether all could be reached."""
+        members, reached = self.members(), True
+        for name in sorted(self._programs.keys() - self._deaf):
             if self._pushed.get(name) == members:
                 continue
             try:
                 self._launcher.push(name, members)
                 self._pushed[name] = members
             except LaunchFailed as error:
-                _log.warning("cannot reach the supervisor of %s: %s", name, error)  # the next audit tells
+                _log.warning("cannot reach the supervisor of %s: %s", name, error)
+                reached = False
+        return reached
 
     def _take(self, status: ProgramStatus) -> None:
         known = self._programs.get(status.name)

@@ -27,6 +27,7 @@ from kv_transfer.transports.inprocess import InProcessNetwork, InProcessTranspor
 
 BLOCKS = 64
 BLOCK_BYTES = 128 * 1024
+SLOWNESS = 10.0
 ROOT = Path(__file__).resolve().parents[2]
 
 Bytes = NDArray[np.uint8]
@@ -37,14 +38,14 @@ def content() -> Bytes:
     return np.arange(BLOCKS * BLOCK_BYTES // 4, dtype=np.uint32).view(np.uint8).reshape(BLOCKS, BLOCK_BYTES)
 
 
-class SkippingClock(SystemClock):
-    """The machine's clock, which a test may push ahead."""
+class SlowClock(SystemClock):
+    """A clock that a test may push ahead. Else it is slow: what must be done in time is done on a busy machine too."""
 
     def __init__(self) -> None:
         self.skipped = 0.0
 
     def now(self) -> float:
-        return super().now() + self.skipped
+        return super().now() / SLOWNESS + self.skipped
 
 
 class Memory:
@@ -135,7 +136,9 @@ class ProcessHolder:
         self._tell({"overwrite": on})
 
     def freeze(self) -> None:
+        """Returns when it stands still: a signal takes its time, and until then the holder would answer."""
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

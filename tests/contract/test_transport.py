@@ -4,7 +4,6 @@ A reader's wire thread in this process, a holder's in another one (for NIXL). A 
 """
 
 import os
-import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,118 +13,10 @@ import numpy as np
 import psutil
 import pytest
 
-from engine.messages import AddPeer, DropPeer, PeerAdded, PeerFailed, Read, ReadDone, ReadFailed, Report
-from engine.wire import Transport
-from engine.wire_thread import WireThread
-from kv_transfer.transports.inprocess import InProcessNetwork, InProcessTransport
-from kv_transfer.transports.nixl import WARM_TIMEOUT_S, NixlTransport
-from tests.contract.kv_holder import BLOCK_BYTES, BLOCKS, Holder, LocalHolder, ProcessHolder, SkippingClock, content
-
-OPTIONS = {
-    "cma": {"require": "shm"},
-    "tcp": {"require": "tcp", "devices": "lo", "port_range": "21000-21999"},
-}
-SLOTS = 8
-PER_SLOT = 11
-PATIENCE_S = 10.0
-QUIET_S = 0.3  # how long nothing must come
-UNTOUCHED = 0xA5
-CONTENT = content()
-
-
-class World:
-    """A reader and, while a test wants one, a holder."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.clock = SkippingClock()
-        self.staging = np.zeros((SLOTS, PER_SLOT * BLOCK_BYTES), np.uint8)
-        self.transport: Transport | None = None
-        self._network = InProcessNetwork()
-        self._holders: list[Holder] = []
-        self._reports: queue.SimpleQueue[Report | BaseException] = queue.SimpleQueue()
-        self.wire = WireThread(self._reports.put, self._reports.put)
-        self.wire.start(self._make, np.zeros((1, BLOCK_BYTES), np.uint8), self.staging)
-
-    def _make(self) -> Transport:
-        if self.kind == "inprocess":
-            self.transport = InProcessTransport(self._network, "reader-1", self.clock)
-        else:
-            self.transport = NixlTransport("reader-1", OPTIONS[self.kind], self.clock)
-        return self.transport
-
-    def start_holder(self, **options: str) -> Holder:
-        """Another holder, as a restarted worker: a new process under a new name."""
-        agent = f"holder-{len(self._holders)}"
-        if self.kind == "inprocess":
-            self._holders.append(LocalHolder(agent, self._network))
-        else:
-            self._holders.append(ProcessHolder(agent, {**OPTIONS[self.kind], **options}))
-        return self._holders[-1]
-
-    def add(self, holder: Holder) -> PeerAdded | PeerFailed:
-        self.wire.submit(AddPeer(holder.agent, holder.metadata, holder.address))
-        answer = self.next()
-        assert isinstance(answer, PeerAdded | PeerFailed), answer
-        return answer
-
-    def read(self, read_id: int, holder: Holder, blocks: range, slot: int) -> None:
-        self.read_ranges(read_id, holder, [(holder.address + b * BLOCK_BYTES, BLOCK_BYTES) for b in blocks], slot)
-
-    def read_ranges(self, read_id: int, holder: Holder, ranges: list[tuple[int, int]], slot: int) -> None:
-        self.wire.submit(Read(read_id, holder.agent, ranges, slot))
-
-    def next(self) -> Report:
-        """The next report; a failure when none comes."""
-        report = self._reports.get(timeout=PATIENCE_S)
-        assert not isinstance(report, BaseException), report
-        return report
-
-    def done(self, *read_ids: int) -> None:
-        """These reads are the next to end, in any order, all well."""
-        reports = [self.next() for _ in read_ids]
-        assert all(isinstance(report, ReadDone) for report in reports), reports
-        assert sorted(report.id for report in reports if isinstance(report, ReadDone)) == sorted(read_ids)
-
-    def refused(self, read_id: int) -> str:
-        """The next report is this read's failure; its reason."""
-        report = self.next()
-        assert isinstance(report, ReadFailed), report
-        assert report.id == read_id
-        return report.reason
-
-    def silent(self) -> bool:
-        """Whether nothing is reported for a while."""
-        report = self.early()
-        assert report is None, f"reported: {report}"
-        return True
-
-    def early(self) -> Report | BaseException | None:
-        """What is reported within a while, or None."""
-        try:
-            return self._reports.get(timeout=QUIET_S)
-        except queue.Empty:
-            return None
-
-    def landed(self, slot: int, blocks: range) -> bool:
-        got = self.staging[slot, : len(blocks) * BLOCK_BYTES].reshape(len(blocks), BLOCK_BYTES)
-        return np.array_equal(got, CONTENT[blocks.start : blocks.stop])
-
-    def close(self) -> None:
-        self.wire.stop()
-        for holder in self._holders:
-            holder.kill()
-
-
-def make_world(kind: str) -> Iterator[World]:
-    before = dict(os.environ)  # NIXL's transport sets UCX's variables
-    world = World(kind)
-    try:
-        yield world
-    finally:
-        world.close()
-        os.environ.clear()
-        os.environ.update(before)
+from engine.messages import AddPeer, DropPeer, PeerAdded, PeerFailed, Read, ReadDone, ReadFailed
+from kv_transfer.transports.nixl import WARM_TIMEOUT_S
+from tests.contract.kv_holder import BLOCK_BYTES, BLOCKS, SLOWNESS, Holder, LocalHolder, ProcessHolder
+from tests.contract.kv_reader import CONTENT, PER_SLOT, QUIET_S, SLOTS, UNTOUCHED, World, make_world
 
 
 @pytest.fixture(scope="module", params=["inprocess", "cma", "tcp"])
@@ -162,7 +53,7 @@ def test_a_link_is_measured(world: World, holder: Holder) -> None:
     assert isinstance(added, PeerAdded)
     assert added.peer == holder.agent
     assert added.needs_polling == (world.kind == "tcp")
-    assert 0.01 < added.gb_per_s < 1000
+    assert 0.001 < added.gb_per_s / SLOWNESS < 1000
 
 
 def test_bytes_land_in_order_and_nowhere_else(world: World, holder: Holder) -> None:
@@ -261,11 +152,13 @@ def test_an_idle_wire_thread_sleeps(world: World, holder: Holder) -> None:
     world.done(1)
     holder.serve(False)
     assert isinstance(holder, LocalHolder | ProcessHolder)
-    assert world.silent()  # what was still on its way has come
     threads = wire_threads() if isinstance(holder, LocalHolder) else [*wire_threads(), *tasks(holder.pid)]
-    before = wake_ups(threads)
-    assert world.silent()
-    assert wake_ups(threads) - before <= 4  # polling each 0.2 ms would be hundreds
+    woken = []
+    while len(woken) < 20 and min(woken, default=5) > 4:  # what was still on its way comes first
+        before = wake_ups(threads)
+        assert world.silent()
+        woken.append(wake_ups(threads) - before)
+    assert min(woken) <= 4, f"within {QUIET_S} s each: {woken}; polling each 0.2 ms would be hundreds"
 
 
 def wire_threads() -> list[Path]:
@@ -316,27 +209,31 @@ def test_a_read_outlives_the_drop_of_its_peer(world: World, process: ProcessHold
 
 
 def test_a_link_to_a_frozen_holder_does_not_get_warm(world: World, process: ProcessHolder) -> None:
+    """Over CMA it may, where UCX has kept what it knew of the process: then it is as good as any other."""
     world.wire.submit(DropPeer(process.agent))
     process.freeze()
     try:
         world.wire.submit(AddPeer(process.agent, process.metadata, process.address))
-        early = world.early()
-        if world.kind == "cma" and isinstance(early, PeerAdded):
-            return  # where UCX has kept what it knew of the process, its memory can be read without its help
-        assert early is None, early
-        world.clock.skipped += WARM_TIMEOUT_S
-        failed = world.next()
-        assert isinstance(failed, PeerFailed)
-        assert failed.peer == process.agent
-        assert "not warm" in failed.reason
+        answer = world.early()
+        if answer is None:
+            world.clock.skipped += WARM_TIMEOUT_S
+            answer = world.next()
+        if world.kind == "cma" and isinstance(answer, PeerAdded):
+            world.read(1, process, range(PER_SLOT), 0)
+            world.done(1)
+            assert world.landed(0, range(PER_SLOT))
+        else:
+            assert isinstance(answer, PeerFailed), answer
+            assert answer.peer == process.agent
+            assert "not warm" in answer.reason
         assert world.transport is not None
         assert not world.transport.busy
     finally:
         process.thaw()
     assert isinstance(world.add(process), PeerAdded)
-    world.read(1, process, range(PER_SLOT), 0)
-    world.done(1)
-    assert world.landed(0, range(PER_SLOT))
+    world.read(2, process, range(PER_SLOT), 1)
+    world.done(2)
+    assert world.landed(1, range(PER_SLOT))
 
 
 def test_nixl_itself_refuses_what_lies_outside_the_pool(world: World, process: ProcessHolder) -> None:

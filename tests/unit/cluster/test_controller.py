@@ -1,77 +1,15 @@
 """The controller against a launcher in memory: adoption, scaling, restarts, membership, a store that is away."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
-from cluster.controller import ClusterStatus, Controller, LaunchFailed
+from cluster.controller import Controller, LaunchFailed
 from cluster.core.errors import ConfigError
-from cluster.pipe import Member, Ready, Role, role_of
-from cluster.store import Counts, StoreUnavailable
-from cluster.supervisor import ProgramStatus
-
-ONE_EACH: Counts = {"prefill": 1, "decode": 1, "router": 1}
-
-
-class FakeSupervisors:
-    """Supervisors whose programs become ready when the test says so."""
-
-    def __init__(self) -> None:
-        self.running: dict[str, ProgramStatus] = {}
-        self.told: dict[str, tuple[Member, ...]] = {}
-        self.refuse: set[str] = set()
-        self.stuck = False
-        self.stopping = asyncio.Event()
-        self.stopping.set()
-        self._epoch = 0
-
-    async def start(self, name: str, role: Role) -> None:
-        if name in self.refuse:
-            raise LaunchFailed(f"no room for {name}")
-        self._epoch += 1
-        self.running.setdefault(name, ProgramStatus(name, role, supervisor=self._epoch))
-
-    async def stop(self, name: str) -> None:
-        await self.stopping.wait()
-        if self.stuck:
-            raise LaunchFailed("it hangs")
-        self.running.pop(name, None)
-
-    async def statuses(self) -> dict[str, ProgramStatus | None]:
-        return dict(self.running)
-
-    def push(self, name: str, members: tuple[Member, ...]) -> None:
-        self.told[name] = members
-
-    def becomes(self, name: str, *, epoch: int | None, revision: int) -> ProgramStatus:
-        """The program of `name` is ready with `epoch`, or dead (None)."""
-        role = role_of(name)
-        ready = None if epoch is None else Ready(name=name, role=role, address=f"{name}:1", epoch=epoch)
-        state = self.running[name]
-        self.running[name] = ProgramStatus(
-            name, role, state.supervisor, revision, "ready" if ready else "waiting", ready
-        )
-        return self.running[name]
-
-
-class MemoryStore:
-    def __init__(self, counts: Counts | None = None) -> None:
-        self.counts = counts
-        self.away = False
-
-    async def load(self) -> Counts | None:
-        if self.away:
-            raise StoreUnavailable("the store is away")
-        return self.counts
-
-    async def save(self, counts: Counts) -> None:
-        if self.away:
-            raise StoreUnavailable("the store is away")
-        self.counts = counts
-
-    async def close(self) -> None:
-        return None
+from cluster.pipe import Member
+from cluster.store import StoreUnavailable
+from tests.unit.cluster.in_memory import ONE_EACH, FakeSupervisors, MemoryStore, adopted, until
 
 
 @pytest.fixture
@@ -91,22 +29,6 @@ async def controller(supervisors: FakeSupervisors, store: MemoryStore) -> AsyncI
     yield one
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-
-
-async def until(controller: Controller, condition: Callable[[ClusterStatus], bool]) -> ClusterStatus:
-    """Let the controller run until `condition` holds."""
-    async with asyncio.timeout(5):
-        while not condition(controller.status()):  # noqa: ASYNC110 - some are about the fake, which has no event
-            await asyncio.sleep(0)
-    return controller.status()
-
-
-def names(status: ClusterStatus) -> list[str]:
-    return [program.name for program in status.programs]
-
-
-async def adopted(controller: Controller, *expected: str) -> ClusterStatus:
-    return await until(controller, lambda status: names(status) == sorted(expected) and not status.stopping)
 
 
 async def test_starts_what_the_configuration_wants_and_remembers_it(

@@ -14,23 +14,30 @@ from cluster.controller import Controller, LaunchFailed
 from cluster.core.errors import HeadraceError
 from cluster.pipe import ROLES, Member, Ready, Role, role_of
 from cluster.store import Counts, StoreUnavailable
-from cluster.supervisor import ProgramStatus
+from cluster.supervisor import ProgramStatus, State
 from tests.stateful import long, quick
 from tests.unit.machines.virtual import VirtualLoop
 
 AUDIT_S = 15.0
+TROUBLES = ["refusing", "away", "hanging", "failing", "stuck", "losing"]
 counts = st.dictionaries(st.sampled_from(ROLES), st.integers(0, 3), min_size=1)
 names = st.builds("{}-{}".format, st.sampled_from(ROLES), st.integers(0, 3))
 
 
 class Supervisors:
-    """A launcher in memory. `leaving`: told to stop, and still there."""
+    """A launcher in memory, as Ray's actors behave.
+
+    One that was told to stop answers nobody before its program has ended; then it says "stopped", until somebody ends
+    it too. A start finds the one of that name that is there, whatever it does.
+    """
 
     def __init__(self) -> None:
         self.running: dict[str, ProgramStatus] = {}
         self.told: dict[str, tuple[Member, ...]] = {}
-        self.leaving: dict[str, asyncio.Event] = {}
-        self.refusing = self.away = self.hanging = self.failing = False
+        self.lost: set[str] = set()  # those whose last list was lost on its way
+        self.unreachable: set[str] = set()  # until they are looked up again
+        self.leaving: dict[str, asyncio.Event] = {}  # told to stop, and still there; set: the program has ended
+        self.refusing = self.away = self.hanging = self.failing = self.stuck = self.losing = False
         self._made = 0
 
     async def start(self, name: str, role: Role) -> None:
@@ -42,37 +49,55 @@ class Supervisors:
             self._made += 1
             self.running[name] = ProgramStatus(name, role, self._made)
             self.told.pop(name, None)
+            self.lost.discard(name)
+        self.unreachable.discard(name)
 
     async def stop(self, name: str) -> None:
-        for other, members in self.told.items():
-            assert other == name or name not in [m.name for m in members], f"{other} was not told that {name} leaves"
-        if self.failing:
-            raise LaunchFailed("it hangs")
-        gone = self.leaving.setdefault(name, asyncio.Event())
+        for other in set(self.told) - {name} - set(self.leaving) - self.lost:
+            if not (self.away and other in self.unreachable):
+                assert name not in [m.name for m in self.told[other]], f"{other} was not told that {name} leaves"
+        if self.failing or name not in self.running:
+            raise LaunchFailed("it cannot be found")
+        ended = self.leaving.setdefault(name, asyncio.Event())
         if not self.hanging:
-            self.gone(name)
-        await gone.wait()
+            self.ended(name)
+        await ended.wait()
+        if self.stuck:
+            raise LaunchFailed("it cannot be ended")
+        for known in (self.running, self.told, self.leaving):
+            known.pop(name, None)
 
-    def gone(self, name: str) -> None:
-        self.running.pop(name, None)
-        self.told.pop(name, None)
-        self.leaving.pop(name).set()
+    def ended(self, name: str) -> None:
+        """The program of one that was told to stop has ended."""
+        if not self.leaving[name].is_set():
+            self.becomes(name, "stopped")
+            self.leaving[name].set()
+
+    def living(self) -> list[str]:
+        """Those whose program may still change."""
+        return [name for name in self.running if name not in self.leaving or not self.leaving[name].is_set()]
 
     async def statuses(self) -> dict[str, ProgramStatus | None]:
         if self.away:
             raise LaunchFailed("nobody answers")
-        return dict(self.running)
+        silent = {name for name, ended in self.leaving.items() if not ended.is_set()}
+        self.unreachable = silent
+        return {name: None if name in silent else status for name, status in self.running.items()}
 
     def push(self, name: str, members: tuple[Member, ...]) -> None:
-        if name in self.running:
+        if name in self.unreachable:
+            raise LaunchFailed("it is not known where it is")
+        self.lost.discard(name)
+        if self.losing:
+            self.lost.add(name)
+        elif name in self.running:
             self.told[name] = members
 
-    def becomes(self, name: str, ready: bool) -> ProgramStatus:
+    def becomes(self, name: str, state: State) -> ProgramStatus:
         old = self.running[name]
         epoch = old.supervisor * 1000 + old.revision
-        said = Ready(name=name, role=old.role, address=f"{name}:1", epoch=epoch) if ready else None
-        state = "ready" if ready else "waiting"
-        new = ProgramStatus(name, old.role, old.supervisor, old.revision + 1, state, said)  # type: ignore[arg-type]
+        said = Ready(name=name, role=old.role, address=f"{name}:1", epoch=epoch) if state == "ready" else None
+        new = ProgramStatus(name, old.role, old.supervisor, old.revision + 1, state, said)
         self.running[name] = new
         return new
 
@@ -110,6 +135,7 @@ class Cluster(RuleBasedStateMachine):
         self.new_controller()
 
     def new_controller(self) -> None:
+        self.supervisors.unreachable = set(self.supervisors.running)
         self.controller = Controller(self.supervisors, self.store, self.first, audit_s=AUDIT_S)
         self.running = self.loop.create_task(self.controller.run())
         self.loop.let_pass(0.01)
@@ -157,16 +183,16 @@ class Cluster(RuleBasedStateMachine):
     @rule(name=names, ready=st.booleans(), heard=st.booleans())
     def change(self, name: str, ready: bool, heard: bool) -> None:
         """A program comes up or dies; the report of it may be lost."""
-        if name in self.supervisors.running:
-            status = self.supervisors.becomes(name, ready)
+        if name in self.supervisors.living():
+            status = self.supervisors.becomes(name, "ready" if ready else "waiting")
             if heard:
                 self.controller.report(status)
             self.loop.let_pass(0.01)
 
     @rule(ready=st.sampled_from([True, True, False]))
     def all_change(self, ready: bool) -> None:
-        for name in list(self.supervisors.running):
-            self.controller.report(self.supervisors.becomes(name, ready))
+        for name in self.supervisors.living():
+            self.controller.report(self.supervisors.becomes(name, "ready" if ready else "waiting"))
         self.loop.let_pass(0.01)
 
     @rule(name=names)
@@ -187,14 +213,21 @@ class Cluster(RuleBasedStateMachine):
             del self.supervisors.running[name]
             self.supervisors.told.pop(name, None)
 
-    @rule(what=st.sampled_from(["refusing", "away", "hanging", "failing"]), on=st.booleans())
+    @rule(name=names)
+    def out_of_reach(self, name: str) -> None:
+        if name in self.supervisors.running:
+            self.supervisors.unreachable.add(name)
+
+    @rule(what=st.sampled_from(TROUBLES), on=st.booleans())
     def trouble(self, what: str, on: bool) -> None:
         setattr(self.supervisors, what, on)
 
-    @rule()
-    def those_that_hang_are_gone(self) -> None:
+    @rule(heard=st.booleans())
+    def programs_that_leave_end(self, heard: bool) -> None:
         for name in list(self.supervisors.leaving):
-            self.supervisors.gone(name)
+            self.supervisors.ended(name)
+            if heard:
+                self.controller.report(self.supervisors.running[name])
         self.loop.let_pass(0.01)
 
     @rule(away=st.booleans())
@@ -225,9 +258,9 @@ class Cluster(RuleBasedStateMachine):
         if not hasattr(self, "controller"):
             return
         self.store.away = False
-        for what in ("refusing", "away", "hanging", "failing"):
+        for what in TROUBLES:
             self.trouble(what, False)
-        self.those_that_hang_are_gone()
+        self.programs_that_leave_end(False)
         for _ in range(3):
             self.loop.let_pass(AUDIT_S + 1)
             self.all_change(True)
