@@ -88,6 +88,9 @@ class RouterSettings(Settings):
     max_logprobs: Annotated[int, Field(ge=0)] = 20
     max_stop_strings: Positive = 16
     max_attempts: Positive = 4
+    debug_requests: Annotated[int, Field(ge=0)] = Field(
+        1024, description="the most recent requests that GET /debug/requests/{id} and `headrace explain` know of"
+    )
     workers_file: str | None = Field(
         None, description="the workers last heard of, for a router that starts when nobody can tell; `up` sets it"
     )
