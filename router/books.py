@@ -7,6 +7,7 @@ from cluster.core.errors import IntegrityError
 from router.follow import Attempt, Follow, Phase
 from router.placement import Demand, Placement
 from router.queue import AdmissionQueue
+from router.records import Records, record_of
 from router.requests import Request, Trace
 from router.workers import Booking, Workers, WorkerView
 
@@ -14,8 +15,9 @@ from router.workers import Booking, Workers, WorkerView
 class Books:
     """Requests by id, running attempts by id, the waiting line, and the workers with their bookings."""
 
-    def __init__(self, queue_limit: int, suspect_s: float) -> None:
+    def __init__(self, queue_limit: int, suspect_s: float, records: int) -> None:
         self.queue = AdmissionQueue(queue_limit)
+        self.records = Records(records)
         self.workers = Workers(suspect_s)
         self.requests: dict[str, Follow] = {}
         self.attempts: dict[str, Follow] = {}
@@ -25,7 +27,9 @@ class Books:
         if request.request_id in self.requests:
             raise IntegrityError(f"request id {request.request_id} is in use")
         entry = self.queue.admit(request.request_id, now, request.deadline_s)
-        follow = Follow(request, trace, entry, now)
+        record = record_of(request, trace, now)
+        self.records.add(record)
+        follow = Follow(request, record, entry, now)
         self.requests[request.request_id] = follow
         return follow
 
@@ -59,18 +63,21 @@ class Books:
         if address is not None and address in self.workers.by_address:
             self._book_prefill(attempt, address, tokens)
 
-    def release(self, follow: Follow) -> Attempt:
+    def release(self, follow: Follow, outcome: str, now: float) -> Attempt:
         """The attempt is over, the request is not: it is nowhere until it is put back or closed."""
         attempt = follow.leave()
+        follow.record.attempt_ended(attempt.record, outcome, now)
         self._unbook(attempt)
         return attempt
 
-    def close(self, follow: Follow) -> Attempt | None:
+    def close(self, follow: Follow, outcome: str, now: float) -> Attempt | None:
         """The request has ended: frees all it holds. Returns the attempt that was running, if any."""
         self.queue.drop(follow.request.request_id)
         attempt = follow.end()
         if attempt is not None:
+            follow.record.attempt_ended(attempt.record, outcome, now)
             self._unbook(attempt)
+        follow.record.ended(outcome, now)
         del self.requests[follow.request.request_id]
         return attempt
 

@@ -40,6 +40,7 @@ from router.follow import Follow
 from router.hearing import Hearing
 from router.placement import NoPair, Snapshot, Wait, place
 from router.queue import SCAN
+from router.records import RequestRecord
 from router.requests import Limits, Request, Trace
 from router.workers import WorkerView
 
@@ -65,7 +66,7 @@ class DispatcherCore:
         self._unavailable_s = unavailable_s
         self._resume_s = timing.resume_s / 2
         self._sessions = 0
-        self._books = Books(settings.queue_limit, timing.suspect_s)
+        self._books = Books(settings.queue_limit, timing.suspect_s, settings.debug_requests)
         self._workers = self._books.workers
         self._endings = Endings(self._books, settings.max_attempts, rng)
         self._hearing = Hearing(self._books, self._endings)
@@ -93,6 +94,10 @@ class DispatcherCore:
     def counters(self) -> dict[str, int]:
         """Outcomes (one per request), attempts that ended early by reason, and oddities."""
         return dict(self._endings.counters)
+
+    def records(self, name: str) -> list[RequestRecord]:
+        """Recent requests of this id, ours or the client's; the newest first."""
+        return self._books.records.find(name)
 
     def status(self, now: float) -> dict[str, object]:
         """For people and metrics (JSON-able)."""
@@ -128,14 +133,14 @@ class DispatcherCore:
         follow = self._books.requests.get(request_id)
         if follow is None:
             return []
-        self._endings.drop(follow)
+        self._endings.drop(follow, now)
         return self._pump(now)
 
     def abort(self, request_id: str, error: HeadraceError, now: float) -> list[Effect]:
         """End a request with this error, if it has not ended; for reasons that only the shell can see."""
         follow = self._books.requests.get(request_id)
         if follow is not None:
-            self._endings.finish(follow, error)
+            self._endings.finish(follow, error, now)
         return self._pump(now)
 
     def stop(self, request_id: str, index: int, now: float) -> list[Effect]:
@@ -143,12 +148,12 @@ class DispatcherCore:
         follow = self._books.requests.get(request_id)
         if follow is None or follow.samples[index].finished:
             return []
-        follow.samples[index].finished = True
+        follow.sample_ended(follow.samples[index], now)
         if follow.attempt is not None:
             stop = pb.StopSeq(attempt=follow.attempt.id, index=index)
             self._endings.send(follow.attempt.address, pb.FromRouter(stop_seq=stop))
         if follow.complete:
-            self._endings.finish(follow, None)
+            self._endings.finish(follow, None, now)
         return self._pump(now)
 
     def tick(self, now: float) -> list[Effect]:
@@ -163,7 +168,8 @@ class DispatcherCore:
                 self._endings.lose(worker, "its session did not come back", now, blamed=not worker.watch.open)
         for follow in list(self._books.requests.values()):
             if now >= follow.deadline:
-                self._endings.finish(follow, DeadlineExceeded(f"not finished within {follow.request.deadline_s:g} s"))
+                error = DeadlineExceeded(f"not finished within {follow.request.deadline_s:g} s")
+                self._endings.finish(follow, error, now)
         self._end_stranded(now)
         return self._pump(now)
 
@@ -321,7 +327,7 @@ class DispatcherCore:
         if isinstance(chosen, NoPair):
             if reserved:  # the worker that fits may be the reserved one
                 return
-            self._endings.unserved(follow, f"no prefill worker fits a decode worker: {chosen.reason}")
+            self._endings.unserved(follow, f"no prefill worker fits a decode worker: {chosen.reason}", now)
         elif isinstance(chosen, Wait):
             self._wait(follow, chosen, reserved, now)
         else:
@@ -331,6 +337,7 @@ class DispatcherCore:
             self._endings.send(attempt.address, pb.FromRouter(submit=submit))
 
     def _wait(self, follow: Follow, wait: Wait, reserved: set[str], now: float) -> None:
+        follow.record.waiting_for = wait.reason
         if not wait.hopeless:
             follow.tries.stranded_since = None
             if wait.best is not None and self._books.queue.overdue(follow.entry, now):
@@ -339,7 +346,7 @@ class DispatcherCore:
             if follow.tries.stranded_since is None:
                 follow.tries.stranded_since = now
             if now - follow.tries.stranded_since >= self._unavailable_s:
-                self._endings.unserved(follow, wait.reason)
+                self._endings.unserved(follow, wait.reason, now)
 
     def _end_stranded(self, now: float) -> None:
         """With no decode worker at all for `unavailable_s`, nobody is left waiting for one."""
@@ -349,4 +356,4 @@ class DispatcherCore:
         self._stranded_since = self._stranded_since if self._stranded_since is not None else now
         if now - self._stranded_since >= self._unavailable_s:
             for request_id in self._books.queue.ids():
-                self._endings.unserved(self._books.requests[request_id], "no decode worker is ready")
+                self._endings.unserved(self._books.requests[request_id], "no decode worker is ready", now)

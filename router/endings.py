@@ -45,28 +45,28 @@ class Endings:
         if worker is not None and worker.session.open:
             self.effects.append(SendSession(address, message))
 
-    def finish(self, follow: Follow, error: HeadraceError | None) -> None:
+    def finish(self, follow: Follow, error: HeadraceError | None, now: float) -> None:
         """The terminal outcome: None is success. Stops what still runs."""
-        attempt = self._books.close(follow)
+        name = "ok" if error is None else next(name for kind, name in _OUTCOMES if isinstance(error, kind))
+        attempt = self._books.close(follow, name if error is None else f"{name}: {error}", now)
         if attempt is not None and error is None:
             self.settle(attempt)
             self._books.workers.by_address[attempt.address].health.succeeded()
         elif attempt is not None:
             self.send(attempt.address, pb.FromRouter(cancel=pb.CancelAttempt(attempt=attempt.id)))
-        name = "ok" if error is None else next(name for kind, name in _OUTCOMES if isinstance(error, kind))
         self.counters[f"outcome_{name}"] += 1
         self.effects.append(Finished(follow.request.request_id, error))
 
-    def drop(self, follow: Follow) -> None:
+    def drop(self, follow: Follow, now: float) -> None:
         """The client is gone: the same, but nobody is left to be told."""
-        attempt = self._books.close(follow)
+        attempt = self._books.close(follow, "cancelled", now)
         if attempt is not None:
             self.send(attempt.address, pb.FromRouter(cancel=pb.CancelAttempt(attempt=attempt.id)))
         self.counters["outcome_cancelled"] += 1
 
-    def unserved(self, follow: Follow, why: str) -> None:
+    def unserved(self, follow: Follow, why: str, now: float) -> None:
         """Nobody can go on with it. What was streamed stays right, but incomplete (I4)."""
-        self.finish(follow, RequestFailed(why) if follow.emitted_any else Unavailable(why))
+        self.finish(follow, RequestFailed(why) if follow.emitted_any else Unavailable(why), now)
 
     def settle(self, attempt: Attempt) -> None:
         """The worker may forget this attempt's token log."""
@@ -81,7 +81,7 @@ class Endings:
         not_before = now + delay_s * self._rng.uniform(0.75, 1.25)
         self._books.queue.put_back(follow.entry, now, returning=returning, not_before=not_before)
         if follow.complete:
-            self.finish(follow, None)
+            self.finish(follow, None, now)
 
     def failed(self, follow: Follow, attempt: Attempt, why: str, now: float, *, blamed: bool = True) -> None:
         """A released request whose attempt failed: another one, on another worker if there is one, or the end.
@@ -97,7 +97,7 @@ class Endings:
         delay_s = 0.0 if blamed or follow.tries.lost == 1 else backoff_s(follow.tries.lost)
         self.put_back(follow, now, delay_s=delay_s)
         if follow.tries.failures >= self._max_attempts and follow.request.request_id in self._books.requests:
-            self.unserved(follow, f"{follow.tries.failures} attempts failed, the last one: {why}")
+            self.unserved(follow, f"{follow.tries.failures} attempts failed, the last one: {why}", now)
 
     def lose(self, worker: WorkerView, why: str, now: float, *, blamed: bool = True) -> None:
         """Every attempt on this decode worker is lost. Should it come back as the same peer, its hello cancels them.
@@ -108,7 +108,7 @@ class Endings:
         if lost and blamed:
             worker.health.failed(now)
         for follow in lost:
-            attempt = self._books.release(follow)
+            attempt = self._books.release(follow, f"lost: {why}", now)
             self.send(worker.address, pb.FromRouter(cancel=pb.CancelAttempt(attempt=attempt.id)))
             self.failed(follow, attempt, why, now, blamed=blamed)
 

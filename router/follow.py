@@ -18,10 +18,12 @@ from cluster.stubs.common_pb2 import Sampling, WorkerAddress
 from cluster.stubs.session_pb2 import HandedOff, PrefillOn, ResumeAttempt, SampleState, Submit, TokenRun
 from router.placement import Demand, Placement, Shape
 from router.queue import Entry
-from router.requests import EndReason, Request, TokenEvent, TokenLogprob, Trace
+from router.records import AttemptRecord, RequestRecord
+from router.requests import EndReason, Request, TokenEvent, TokenLogprob
 
 PREEMPTIONS_BEFORE_WORST_CASE = 2
 NO_PREFILL_BEFORE_LOCAL = 3
+LOCAL = "local"  # what PrefillOn says when decode computes the prompt
 
 _ENDS: dict[str, EndReason | None] = {"": None, "eos": "eos", "stop": "stop", "length": "length"}
 
@@ -52,6 +54,7 @@ class Attempt:
     forced_local: bool
     blocks: int  # asked of the decode worker
     tokens: int  # prompt and history
+    record: AttemptRecord
     accepted: bool = False
     handed_off: bool = False
     booked_prefill: str | None = None  # address
@@ -79,9 +82,10 @@ class ProtocolBreach(Exception):
 class Follow:
     """The state of one admitted request. `entry` is its place in the queue, the same one whenever it returns."""
 
-    def __init__(self, request: Request, trace: Trace, entry: Entry, now: float) -> None:
+    def __init__(self, request: Request, record: RequestRecord, entry: Entry, now: float) -> None:
         self.request = request
-        self.trace = trace
+        self.record = record
+        self.trace = record.trace
         self.entry = entry
         self.arrived = now
         self.phase = Phase.WAITING
@@ -147,6 +151,7 @@ class Follow:
             forced_local=demand.force_local,
             blocks=demand.need_blocks(decode.block_size),
             tokens=demand.tokens,
+            record=self.record.placed(placement, now),
         )
         if not self.emitted_any:
             self.tries.fingerprint = decode.shape.fingerprint
@@ -191,6 +196,7 @@ class Follow:
         if attempt.accepted:
             return
         attempt.accepted = True
+        attempt.record.accepted_ms = self.record.since(now)
         self.trace.attempts += 1
         self.trace.timings_ms.setdefault("placed", (now - attempt.submitted) * 1000)
 
@@ -249,14 +255,32 @@ class Follow:
         if not new and not run.end:
             return None
         if new:
-            self.trace.timings_ms.setdefault("ttft", (now - self.arrived) * 1000)
+            self._first_token(now)
         sample.emitted.extend(new)
-        sample.finished = bool(run.end)
+        if run.end:
+            self.sample_ended(sample, now)
         logprobs = tuple(
             TokenLogprob(entry.logprob, tuple((top.id, top.logprob) for top in entry.top))
             for entry in run.logprobs[known:]
         )
         return TokenEvent(run.index, new, logprobs, _ENDS[run.end])
+
+    def _first_token(self, now: float) -> None:
+        """Of the attempt, and perhaps of the request: `prefill` is told by the hand-off, where there is one."""
+        record = self._running().record
+        if record.first_token_ms is not None:
+            return
+        record.first_token_ms = self.record.since(now)
+        timings = self.trace.timings_ms
+        timings.setdefault("ttft", record.first_token_ms)
+        if self.trace.prefill_worker == LOCAL and record.accepted_ms is not None:
+            timings.setdefault("prefill", record.first_token_ms - record.accepted_ms)
+
+    def sample_ended(self, sample: Sample, now: float) -> None:
+        """No more of it is wanted; with the last one the request is complete."""
+        sample.finished = True
+        if self.complete and "ttft" in self.trace.timings_ms:
+            self.trace.timings_ms["decode"] = self.record.since(now) - self.trace.timings_ms["ttft"]
 
     def exhausted(self) -> list[TokenEvent]:
         """Ends of samples that have all their tokens, but whose end was lost with the worker."""

@@ -106,7 +106,7 @@ class Hearing:
             event = follow.take(run, now)
         except ProtocolBreach as breach:
             self._endings.counters["protocol_breaches"] += 1
-            self._books.release(follow)
+            self._books.release(follow, f"failed: {breach}", now)
             self._endings.send(worker.address, pb.FromRouter(cancel=pb.CancelAttempt(attempt=attempt.id)))
             worker.health.failed(now)
             self._endings.failed(follow, attempt, f"{worker.name} broke the protocol: {breach}", now)
@@ -114,7 +114,7 @@ class Hearing:
         if event is not None:
             self._endings.effects.append(Deliver(follow.request.request_id, event))
         if follow.complete:
-            self._endings.finish(follow, None)
+            self._endings.finish(follow, None, now)
             return True
         return False
 
@@ -126,7 +126,7 @@ class Hearing:
         follow, attempt = found
         self._endings.counters["attempts_no_prefill"] += 1
         follow.turned_away()
-        self._books.release(follow)
+        self._books.release(follow, f"no prefill: {message.reason}", now)
         self._endings.settle(attempt)
         worker.health.accepted()
         delay = min(LONGEST_BACKOFF_S, max(message.retry_after_s, backoff_s(follow.tries.no_prefill)))
@@ -144,7 +144,7 @@ class Hearing:
             return
         follow, attempt = found
         self._endings.counters["attempts_refused"] += 1
-        self._books.release(follow)
+        self._books.release(follow, f"refused: {message.reason}", now)
         worker.free_blocks = message.free_blocks
         worker.health.refused(attempt.blocks, message.retry_after_s, now)
         if follow.entry.blocked_since is None:
@@ -152,14 +152,14 @@ class Hearing:
         self._endings.put_back(follow, now)
         if message.permanent and follow.request.request_id in self._books.requests:
             text = f"the request can never be served: {message.reason}"
-            self._endings.finish(follow, RequestFailed(text) if follow.emitted_any else InvalidRequest(text))
+            self._endings.finish(follow, RequestFailed(text) if follow.emitted_any else InvalidRequest(text), now)
 
     def _on_preempted(self, worker: WorkerView, message: pb.Preempted, now: float) -> None:
         found = self._find(worker, message.attempt)
         if found is None:
             return
         follow, attempt = found
-        self._books.release(follow)
+        self._books.release(follow, "handed over" if message.draining else "preempted", now)
         self._endings.settle(attempt)
         if message.draining:
             self._endings.counters["attempts_handed_over"] += 1
@@ -175,12 +175,12 @@ class Hearing:
         if found is None:
             return
         follow, attempt = found
-        self._books.release(follow)
+        self._books.release(follow, f"failed: {message.reason}", now)
         self._endings.settle(attempt)
         if message.invalid:
             self._endings.put_back(follow, now)
             if follow.request.request_id in self._books.requests:
-                self._endings.finish(follow, InvalidRequest(message.reason))
+                self._endings.finish(follow, InvalidRequest(message.reason), now)
             return
         worker.health.failed(now)
         self._endings.failed(follow, attempt, f"{worker.name}: {message.reason}", now)
@@ -190,7 +190,7 @@ class Hearing:
         if found is None:
             return
         follow, attempt = found
-        self._books.release(follow)
+        self._books.release(follow, "unknown to its worker", now)
         if attempt.accepted:
             self._endings.failed(follow, attempt, f"{worker.name} does not know the attempt", now, blamed=False)
         else:  # its Submit, or the refusal, was lost with the session: nothing has failed

@@ -22,8 +22,8 @@ has just refused work ("cooling") gets none: who needs one then waits in the rou
 """
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from router.requests import worst_blocks
 
@@ -31,6 +31,7 @@ TRANSFER_MS_PER_TOKEN = 0.01  # 100 kB of KV per token at 10 GB/s; what counts i
 DEFAULT_TOKENS_PER_S = 1000.0  # before the first measurement
 DEFAULT_STEP_S = 0.01
 MAX_PREFILL = 3  # D tries at most two; the third is for when one of them has just gone
+MAX_CONSIDERED = 3  # pairs a Placement tells of
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +105,29 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
+class Considered:
+    """One pair that was compared, for people: names of the workers, and the terms of its cost, which is their sum.
+
+    `prefill` is empty where decode would prefill by itself.
+    """
+
+    decode: str
+    prefill: str
+    terms_ms: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request goes. `local`: D is expected to prefill by itself, even if `prefill` is not empty."""
+    """Where a request goes. `local`: D is expected to prefill by itself, even if `prefill` is not empty.
+
+    `considered`: the chosen pair, then the next best ones, MAX_CONSIDERED in all.
+    """
 
     decode: WorkerLoad
     prefill: tuple[WorkerLoad, ...]
     local: bool
     estimate_ms: float
+    considered: tuple[Considered, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +165,9 @@ def place(demand: Demand, snapshot: Snapshot, rng: random.Random) -> Placement |
     options = [option for d in fresh if (option := _option(d, demand, snapshot, rng)) is not None]
     if not options:
         return Wait("prefill workers are busy")
-    return min(options, key=lambda option: option.estimate_ms)
+    options.sort(key=lambda option: option.estimate_ms)
+    considered = tuple(pair for option in options[:MAX_CONSIDERED] for pair in option.considered)
+    return replace(options[0], considered=considered)
 
 
 def pairable(snapshot: Snapshot) -> list[WorkerLoad]:
@@ -203,12 +222,14 @@ def _option(decode: WorkerLoad, demand: Demand, snapshot: Snapshot, rng: random.
     local = not ranked or missing <= demand.local_max_tokens
     if not local and ranked[0].cooling:
         return None
+    terms = {"decode": decode.active * (decode.step_s or DEFAULT_STEP_S) * 1000}
     if local:
-        first_ms = _compute_ms(decode, demand)
+        terms["prefill"] = _compute_ms(decode, demand)
     else:
-        first_ms = _compute_ms(ranked[0], demand) + missing * TRANSFER_MS_PER_TOKEN
-    decode_ms = decode.active * (decode.step_s or DEFAULT_STEP_S) * 1000
-    return Placement(decode, tuple(ranked[:MAX_PREFILL]), local, first_ms + decode_ms)
+        terms["prefill"] = _compute_ms(ranked[0], demand)
+        terms["transfer"] = missing * TRANSFER_MS_PER_TOKEN
+    considered = Considered(decode.name, "" if local else ranked[0].name, terms)
+    return Placement(decode, tuple(ranked[:MAX_PREFILL]), local, sum(terms.values()), (considered,))
 
 
 def _rank(fitting: Sequence[WorkerLoad], demand: Demand, rng: random.Random) -> list[WorkerLoad]:

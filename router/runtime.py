@@ -36,6 +36,7 @@ from router.effects import (
     StreamOpened,
 )
 from router.links import StreamKeeper
+from router.records import RequestRecord
 from router.requests import Limits, Request, Running, TokenEvent, Trace
 from router.session_client import SessionClient
 from router.watch_client import WatchClient
@@ -93,7 +94,10 @@ class RunningRequest:
 
 
 class RouterRuntime:
-    """Implements router.requests.Dispatcher. `serve` must run; `secret` is the cluster's, None when it has none."""
+    """Implements router.requests.Dispatcher and router.records.Recorder.
+
+    `serve` must run; `secret` is the cluster's, None when it has none.
+    """
 
     def __init__(
         self,
@@ -144,6 +148,10 @@ class RouterRuntime:
     def status(self) -> dict[str, object]:
         """See router.requests.Dispatcher."""
         return self._core.status(self._clock.now())
+
+    def records(self, name: str) -> list[RequestRecord]:
+        """See router.records.Recorder."""
+        return self._core.records(name)
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when the books disagree."""

@@ -106,7 +106,7 @@ async def serve(context: ProgramContext) -> None:
     sock = _bind(config.router)
     http = _HttpServer(
         uvicorn.Config(
-            make_app(front),
+            make_app(front, runtime),
             log_level="warning",
             access_log=False,
             lifespan="off",

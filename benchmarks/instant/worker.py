@@ -28,16 +28,23 @@ CONTEXT = 1 << 17
 
 
 class InstantWorker(session_pb2_grpc.SessionServicer):
-    """Answers a Submit with all its tokens, `per_message` of them in each message."""
+    """Answers a Submit with all its tokens, `per_message` of them in each message.
 
-    def __init__(self, identity: WorkerIdentity, per_message: int) -> None:
+    `stepped`: all that runs gets its next tokens in one message, and the next step begins when the router has room.
+    """
+
+    def __init__(self, identity: WorkerIdentity, per_message: int, *, stepped: bool = False) -> None:
         self._identity = identity
         self._per_message = per_message
+        self._stepped = stepped
 
     async def Open(  # type: ignore[override]  # a coroutine that writes is allowed too
         self, request_iterator: AsyncIterator[FromRouter], context: grpc.aio.ServicerContext[FromRouter, FromDecode]
     ) -> None:
         """One router's session."""
+        if self._stepped:
+            await self._open_stepped(request_iterator, context)
+            return
         stream: ServerStream[FromRouter, FromDecode] = ServerStream(context, limit=1_000_000)
         stream.send(FromDecode(hello=self._identity))
 
@@ -50,16 +57,59 @@ class InstantWorker(session_pb2_grpc.SessionServicer):
 
     def answers(self, submit: Submit) -> list[FromDecode]:
         """Who prefills, then the tokens."""
-        messages = [FromDecode(prefill_on=PrefillOn(attempt=submit.attempt, worker="local"))]
+        messages = [_prefilled(submit)]
         for offset in range(0, submit.max_tokens, self._per_message):
-            ids = [TOKEN] * min(self._per_message, submit.max_tokens - offset)
-            end = "length" if offset + len(ids) == submit.max_tokens else ""
-            run = TokenRun(attempt=submit.attempt, index=0, offset=offset, ids=ids, end=end)
-            messages.append(FromDecode(tokens=Tokens(runs=[run])))
+            messages.append(FromDecode(tokens=Tokens(runs=[self._run(submit, offset)])))
         return messages
 
+    def _run(self, submit: Submit, offset: int) -> TokenRun:
+        ids = [TOKEN] * min(self._per_message, submit.max_tokens - offset)
+        end = "length" if offset + len(ids) == submit.max_tokens else ""
+        return TokenRun(attempt=submit.attempt, index=0, offset=offset, ids=ids, end=end)
 
-async def serve(context: ProgramContext, per_message: int) -> None:
+    async def _open_stepped(
+        self, request_iterator: AsyncIterator[FromRouter], context: grpc.aio.ServicerContext[FromRouter, FromDecode]
+    ) -> None:
+        """Writes wait for the router (HTTP/2 flow control): the next step is made when it can be read."""
+        running: dict[str, tuple[Submit, int]] = {}
+        arrived: list[Submit] = []
+        news = asyncio.Event()
+        await context.write(FromDecode(hello=self._identity))
+
+        async def step() -> None:
+            while True:
+                news.clear()
+                while arrived:
+                    submit = arrived.pop()
+                    await context.write(_prefilled(submit))
+                    running[submit.attempt] = (submit, 0)
+                if not running:
+                    await news.wait()
+                    continue
+                runs = [self._run(submit, offset) for submit, offset in running.values()]
+                for run in runs:
+                    running[run.attempt] = (running[run.attempt][0], run.offset + len(run.ids))
+                    if run.end:
+                        del running[run.attempt]
+                await context.write(FromDecode(tokens=Tokens(runs=runs)))
+
+        stepping = asyncio.create_task(step())
+        try:
+            async for message in request_iterator:
+                if message.WhichOneof("message") == "submit":
+                    arrived.append(message.submit)
+                    news.set()
+                elif message.WhichOneof("message") == "cancel":
+                    running.pop(message.cancel.attempt, None)
+        finally:
+            stepping.cancel()
+
+
+def _prefilled(submit: Submit) -> FromDecode:
+    return FromDecode(prefill_on=PrefillOn(attempt=submit.attempt, worker="local"))
+
+
+async def serve(context: ProgramContext, per_message: int, *, stepped: bool = False) -> None:
     """The program, until `context.stopping`."""
     epoch = new_epoch()
     identity = WorkerIdentity(
@@ -81,7 +131,7 @@ async def serve(context: ProgramContext, per_message: int) -> None:
     publisher = WatchPublisher(
         hello, list, lambda: Status(ready=True, free_blocks=BLOCKS), heartbeat_s=context.config.timing.heartbeat_s
     )
-    worker = InstantWorker(identity, per_message)
+    worker = InstantWorker(identity, per_message, stepped=stepped)
     session = service(session_pb2.DESCRIPTOR, "Session", session_pb2_grpc.add_SessionServicer_to_server, worker)
     server = make_server(context.config.host, 0, [session, publisher.service()], context.secret)
     hello.identity.address = identity.address = server.address

@@ -1,5 +1,6 @@
 """`headrace`: bring a cluster up and down, look at it, ask it, fetch models. Errors are one readable line."""
 
+import json
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from cluster.cli import ask as asking
 from cluster.cli import chaos as disturbing
+from cluster.cli import explain as explaining
 from cluster.cli import sim as simulating
 from cluster.cli.operate import sizes_of, wait_for_successor
 from cluster.cli.show import routers, show_urls, status_json, status_table
@@ -175,6 +177,22 @@ def generate(
     _ask(asking.Question(text, raw, max_tokens, temperature), address or _router_address(_run_dir(root, name)))
 
 
+@app.command()
+def explain(
+    request: Annotated[str, typer.Argument(help="the x-request-id of its answer, or the router's own id")],
+    name: Name = "headrace",
+    root: Root = None,
+    address: Annotated[str | None, typer.Option("--address", help="base URL of a router's HTTP server")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Why a recent request went where it went, and what became of it: pairs, their costs, times, outcomes."""
+    told = explaining.find(request, [address.rstrip("/")] if address else _router_urls(_run_dir(root, name)))
+    if as_json:
+        print(json.dumps(told, indent=2))
+    else:
+        explaining.show(told, _out())
+
+
 @model.command("pull")
 def model_pull(name: Annotated[str, typer.Argument(help="a known model; see `headrace model list`")]) -> None:
     """Fetch a known model and convert it to a Hugging Face folder in the user's cache."""
@@ -244,6 +262,17 @@ def _router_address(run_dir: RunDir) -> str:
     if not (ready := routers(_status(run_dir))):
         raise HeadraceError("no router is ready; see `headrace status`")
     return ready[0].address
+
+
+def _router_urls(run_dir: RunDir) -> list[str]:
+    """Of every router, as `_router_address` finds one."""
+    config = run_dir.config()
+    if config.router.http_port and config.router.replicas == 1:
+        return [f"http://{config.router.host}:{config.router.http_port}"]
+    urls = [router.http for router in routers(_status(run_dir)) if router.http]
+    if not urls:
+        raise HeadraceError("no router is ready; see `headrace status`")
+    return urls
 
 
 def _status(run_dir: RunDir) -> ClusterStatus:

@@ -93,6 +93,9 @@ class RouterSettings(Settings):
     tool_format: Literal["hermes", "llama3_json"] | None = Field(
         None, description="how the model writes tool calls; by default its chat template shows it"
     )
+    debug_requests: Annotated[int, Field(ge=0)] = Field(
+        1024, description="the most recent requests that GET /debug/requests/{id} and `headrace explain` know of"
+    )
     workers_file: str | None = Field(
         None, description="the workers last heard of, for a router that starts when nobody can tell; `up` sets it"
     )

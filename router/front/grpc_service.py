@@ -2,7 +2,8 @@
 
 The client's deadline becomes the request's, cancelling the call cancels the work. Errors: INVALID_ARGUMENT with the
 field in the message, NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE, DEADLINE_EXCEEDED, INTERNAL; the trailing metadata
-`retry-after` says when to come back where that makes sense.
+`retry-after` says when to come back where that makes sense. Every call ends with `x-request-id` and what happened to it
+(traces.py) in its trailing metadata.
 """
 
 from __future__ import annotations  # grpc's type stubs are generic where its classes are not
@@ -10,6 +11,7 @@ from __future__ import annotations  # grpc's type stubs are generic where its cl
 import asyncio
 import logging
 import traceback
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 import grpc
@@ -25,6 +27,7 @@ from cluster.core.errors import (
     Unavailable,
 )
 from cluster.core.ids import new_request_id
+from cluster.rpc import Metadata
 from cluster.stubs import inference_pb2 as pb
 from cluster.stubs.inference_pb2_grpc import InferenceServicer
 from router.front.ask import Ask, Prompt, Spelling, TextPrompt, TokenPrompt
@@ -34,6 +37,8 @@ from router.front.messages import ROLES, ChatPrompt, ChatTurn
 from router.front.metrics import Call
 from router.front.text import Delta, TokenEntry
 from router.front.tokenizer import Tokenizer
+from router.front.traces import trace_headers
+from router.requests import Trace
 
 log = logging.getLogger("headrace.router.front")
 
@@ -42,6 +47,19 @@ if TYPE_CHECKING:
 
 _MAX_PUBLIC_ID = 128
 _CLOCK_SLACK_S = 0.05  # a call cancelled this close to its deadline was ended by it
+
+
+@dataclass(slots=True)
+class Trailer:
+    """The trailing metadata of one call. `trace` is None until the request was admitted."""
+
+    public_id: str
+    trace: Trace | None = None
+
+    def metadata(self) -> Metadata:
+        headers = trace_headers(self.trace) if self.trace is not None else {}
+        # Metadata is ASCII; the client's own id may be anything.
+        return (("x-request-id", self.public_id.encode("ascii", "replace").decode()), *headers.items())
 
 
 class InferenceService(InferenceServicer):
@@ -55,9 +73,11 @@ class InferenceService(InferenceServicer):
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
         """Deltas and one Finish per sample, then one Summary."""
+        told = Trailer(request.request_id[:_MAX_PUBLIC_ID] or f"req-{new_request_id()}")
         try:
             with self._front.metrics.call("grpc") as call:
-                await self._generate(request, context, call)
+                await self._generate(request, context, call, told)
+            context.set_trailing_metadata(told.metadata())
             return
         except asyncio.CancelledError:
             raise
@@ -67,7 +87,7 @@ class InferenceService(InferenceServicer):
             frames = "".join(traceback.format_tb(error.__traceback__))
             log.error("a gRPC request failed with %s\n%s", type(error).__name__, frames)
             failure = error
-        await _abort(context, failure)
+        await _abort(context, failure, told)
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: ServicerContext[pb.ListModelsRequest, pb.ListModelsResponse]
@@ -79,17 +99,17 @@ class InferenceService(InferenceServicer):
             max_context = 0
         return pb.ListModelsResponse(models=[pb.Model(id=self._front.model_name, max_context=max_context)])
 
-    async def _generate(self, message: pb.GenerateRequest, context: Context, call: Call) -> None:
+    async def _generate(self, message: pb.GenerateRequest, context: Context, call: Call, told: Trailer) -> None:
         front = self._front
         if message.ByteSize() > front.settings.max_body_bytes:
             raise InvalidRequest(f"the request is larger than {front.settings.max_body_bytes} bytes")
         ask = ask_of(message, front.model_name)
-        public_id = message.request_id[:_MAX_PUBLIC_ID] or f"req-{new_request_id()}"
         left = context.time_remaining()
-        request = await front.prepare(ask, call, public_id=public_id, deadline_s=left)
+        request = await front.prepare(ask, call, public_id=told.public_id, deadline_s=left)
         try:
             async with until_deadline(request):
                 async with front.open(request, call, ask) as generation:
+                    told.trace = generation.trace
                     async for delta in generation:
                         for event in _events(delta, generation.tokenizer):
                             await context.write(event)
@@ -196,11 +216,11 @@ def _code(error: Exception) -> grpc.StatusCode:
             return grpc.StatusCode.INTERNAL
 
 
-async def _abort(context: Context, error: Exception) -> NoReturn:
+async def _abort(context: Context, error: Exception, told: Trailer) -> NoReturn:
     """End the call with our error; what is not ours may quote a prompt and is not told (FAULTS O08)."""
     details = str(error) if isinstance(error, HeadraceError) else "an internal error; see the router's log"
     if isinstance(error, InvalidRequest) and error.param and not details.startswith(error.param):
         details = f"{error.param}: {details}"
     retry = retry_after_s(error)
-    metadata = () if retry is None else (("retry-after", f"{retry:g}"),)
-    await context.abort(_code(error), details, metadata)
+    hint = () if retry is None else (("retry-after", f"{retry:g}"),)
+    await context.abort(_code(error), details, (*told.metadata(), *hint))

@@ -18,10 +18,12 @@ from cluster.core.errors import HeadraceError, Unavailable
 from router.front import bounds
 from router.front.door import FrontDoor
 from router.front.errors_http import error_headers, error_object, error_shape, status_of
+from router.front.http_debug import explain
 from router.front.http_inference import inference_routes
 from router.front.http_tokens import token_routes
 from router.front.openai_shapes import Json, model_json
 from router.front.openapi.document import document
+from router.records import Recorder
 
 ABSENT = {
     "assistants": "assistants", "audio": "audio", "batches": "batches", "containers": "containers",
@@ -33,15 +35,15 @@ ABSENT = {
 """First part of the path under /v1 -> what it would be."""
 
 
-def make_app(front: FrontDoor) -> FastAPI:
-    """The ASGI app of one router."""
+def make_app(front: FrontDoor, recorder: Recorder) -> FastAPI:
+    """The ASGI app of one router. `recorder` knows its recent requests."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     for path, endpoint in inference_routes(front).items():
         app.router.routes.append(Route(path, endpoint, methods=["POST"]))
     for path, tokens in token_routes(front).items():
         app.router.routes.append(Route(path, tokens, methods=["POST"]))
     _add_models(app, front)
-    _add_operations(app, front)
+    _add_operations(app, front, recorder)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(HeadraceError, _our_error)
     return app
@@ -65,7 +67,7 @@ def _add_models(app: FastAPI, front: FrontDoor) -> None:
         return _json(served())
 
 
-def _add_operations(app: FastAPI, front: FrontDoor) -> None:
+def _add_operations(app: FastAPI, front: FrontDoor, recorder: Recorder) -> None:
     described = orjson.dumps(document(version("headrace"), front.model_name))
 
     @app.get("/openapi.json")
@@ -86,6 +88,10 @@ def _add_operations(app: FastAPI, front: FrontDoor) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(generate_latest(front.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/debug/requests/{name}")
+    async def request(name: str) -> Response:
+        return _json(explain(recorder, name, front.metrics.clock))
 
     @app.get("/status")
     async def status() -> Response:

@@ -6,7 +6,7 @@
    the answer for a whole one.
 4. A client that leaves at any moment cancels the work (FAULTS R13). Exactly one outcome is counted (metrics.py).
 
-A stream's headers are gone before its timings are known. With `x-headrace-trace: 1` in the request they come as SSE
+A stream's headers go out before most timings are known. With `x-headrace-trace: 1` in the request they come as SSE
 comments before `[DONE]`, which clients ignore.
 """
 
@@ -32,8 +32,8 @@ from router.front.http_body import read_json, while_connected
 from router.front.metrics import Call, ClientGone
 from router.front.openai_shapes import AnswerHead, ChatShape, CompletionShape, Json, WholeSample
 from router.front.text import Delta
+from router.front.traces import trace_headers
 from router.front.usage import Usage
-from router.requests import Trace
 
 log = logging.getLogger("headrace.router.front")
 
@@ -166,7 +166,7 @@ async def telling(reply: Reply, public_id: str) -> AsyncIterator[None]:
 async def _stream(answer: Answer, shape: Shape, reply: Reply) -> None:
     async for delta in answer:
         if not reply.started:
-            await reply.start(200, sse.HEADERS)
+            await reply.start(200, {**sse.HEADERS, **trace_headers(answer.trace)})
         if events := b"".join(sse.event(chunk) for chunk in shape.chunks(delta)):
             await reply.write(events, more=True)
 
@@ -188,19 +188,6 @@ async def _tell(reply: Reply, error: Exception) -> None:
                 await reply.whole(status_of(error), error_body(error), error_headers(error))
     except (ClientGone, TimeoutError):
         log.debug("the client left, or does not read, and was not told of %s", type(error).__name__)
-
-
-def trace_headers(trace: Trace) -> dict[str, str]:
-    """What happened to a request, for people with curl. Times in milliseconds."""
-    headers = {
-        "x-headrace-prefill": trace.prefill_worker,
-        "x-headrace-decode": trace.decode_worker,
-        "x-headrace-transport": trace.transport,
-        "x-headrace-attempts": str(trace.attempts),
-        "x-headrace-kv-bytes": str(trace.kv_bytes),
-        "x-headrace-timings-ms": ";".join(f"{name}={value:.3f}" for name, value in trace.timings_ms.items()),
-    }
-    return {name: value for name, value in headers.items() if value}
 
 
 def public_id_of(scope: Scope) -> str:

@@ -153,7 +153,7 @@ def test_an_idle_wire_thread_sleeps(world: World, holder: Holder) -> None:
     holder.serve(False)
     assert isinstance(holder, LocalHolder | ProcessHolder)
     threads = wire_threads() if isinstance(holder, LocalHolder) else [*wire_threads(), *tasks(holder.pid)]
-    woken = []
+    woken: list[int] = []
     while len(woken) < 20 and min(woken, default=5) > 4:  # what was still on its way comes first
         before = wake_ups(threads)
         assert world.silent()

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from cluster.core.errors import Unavailable
+from router.records import RequestRecord
 from router.requests import EndReason, Limits, Request, Running, TokenEvent, TokenLogprob, Trace
 
 Step = TokenEvent | Exception | asyncio.Event
@@ -68,6 +69,7 @@ class FakeDispatcher:
         self.requests: list[Request] = []
         self.runs: list[FakeRunning] = []
         self.active: set[str] = set()
+        self.known: list[RequestRecord] = []
         self._watchers: list[tuple[int, asyncio.Event]] = []
         self._limits = limits
 
@@ -107,6 +109,9 @@ class FakeDispatcher:
         for count, reached in self._watchers:
             if len(self.active) == count:
                 reached.set()
+
+    def records(self, name: str) -> list[RequestRecord]:
+        return [record for record in reversed(self.known) if name in (record.request_id, record.public_id)]
 
     def status(self) -> dict[str, object]:
         workers = {"d0": {"free_blocks": 7, "state": "ready"}}

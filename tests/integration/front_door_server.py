@@ -74,7 +74,7 @@ async def serve(
     dispatcher: FakeDispatcher, settings: RouterSettings | None = None, text: ModelText | None = None
 ) -> AsyncIterator[Served]:
     front = make_front(dispatcher, settings, text)
-    config = uvicorn.Config(make_app(front), host="127.0.0.1", port=0, log_level="error", lifespan="off")
+    config = uvicorn.Config(make_app(front, dispatcher), host="127.0.0.1", port=0, log_level="error", lifespan="off")
     server = _Server(config)
     task = asyncio.create_task(server.serve())
     await server.listening.wait()

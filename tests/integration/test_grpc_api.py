@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import grpc
 import grpc.aio
@@ -237,3 +237,23 @@ async def test_without_a_client_s_deadline_the_configured_one_holds() -> None:
         async for _message in stub.Generate(HELLO):
             pass
     assert 49 < dispatcher.requests[0].deadline_s <= 50
+
+
+async def test_the_trailer_says_what_happened() -> None:
+    """Also of a call that failed; a client's id is made ASCII, as metadata must be."""
+    dispatcher = FakeDispatcher(say("x"))
+    async with serve(dispatcher) as (stub, _):
+        call = stub.Generate(pb.GenerateRequest(prompt="hello", request_id="frag-ü"), timeout=PATIENCE_S)
+        assert [message async for message in call]
+        trailer = dict(await call.trailing_metadata() or ())
+        dispatcher.script = lambda _: [TokenEvent(0, (65,)), RequestFailed("gone")]
+        broken = stub.Generate(HELLO, timeout=PATIENCE_S)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            [message async for message in broken]
+    assert trailer["x-request-id"] == "frag-?"
+    assert (trailer["x-headrace-prefill"], trailer["x-headrace-decode"]) == ("p0", "d0")
+    assert (trailer["x-headrace-cached-tokens"], trailer["x-headrace-kv-bytes"]) == ("16", "4096")
+    assert trailer["x-headrace-timings-ms"] == "e2e=1.000"
+    told = dict(cast("list[tuple[str, str]]", failed.value.trailing_metadata()))
+    assert told["x-request-id"].startswith("req-")
+    assert told["x-headrace-decode"] == "d0"

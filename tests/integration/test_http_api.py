@@ -33,6 +33,7 @@ async def test_chat_whole() -> None:
     assert raw.headers["x-headrace-prefill"] == "p0"
     assert raw.headers["x-headrace-decode"] == "d0"
     assert raw.headers["x-headrace-kv-bytes"] == "4096"
+    assert raw.headers["x-headrace-cached-tokens"] == "16"
     assert raw.headers["x-headrace-timings-ms"] == "e2e=1.000"
 
 
@@ -68,6 +69,7 @@ async def test_a_stream_tells_its_timings_to_those_who_ask() -> None:
     assert ": x-headrace-timings-ms: e2e=1.000" in comments
     assert ": x-headrace-kv-bytes: 4096" in comments
     assert asked.text.endswith("\n\ndata: [DONE]\n\n")
+    assert {answer.headers["x-headrace-decode"] for answer in (asked, plain)} == {"d0"}  # known with the first token
     assert not [line for line in plain.text.splitlines() if line.startswith(":")]
     assert "".join(chunk.choices[0].text for chunk in chunks) == TEXT
 

@@ -1,12 +1,20 @@
 """What operators look at, and routes that do not exist."""
 
 import asyncio
+import io
+from dataclasses import replace
 
 import httpx
 import openai
 import pytest
+from rich.console import Console
 
-from router.requests import Request
+from cluster.cli.explain import find, show
+from cluster.core.clock import SystemClock
+from cluster.core.errors import HeadraceError
+from router.placement import Considered, Placement, Shape, WorkerLoad
+from router.records import record_of
+from router.requests import Request, Trace
 from tests.fakes.dispatcher import FakeDispatcher, Step, say
 from tests.integration.front_door_server import MODEL, serve
 
@@ -116,3 +124,32 @@ async def test_what_else_openai_has_is_refused_by_name() -> None:
             await client.get("/embedding", cast_to=object)
     assert {error.value.code for error in (embeddings, responses, tuning)} == {"unsupported_endpoint"}
     assert mistyped.value.code == "unknown_url"
+
+
+async def test_a_recent_request_is_explained_without_its_text() -> None:
+    request = Request("ours", "req-7", prompt=(72, 105), max_tokens=3)
+    trace = Trace("p0", "d0", attempts=1, cached_tokens=16, kv_bytes=4096, transport="shm", timings_ms={"queue": 1.5})
+    record = record_of(request, trace, SystemClock().now())
+    worker = WorkerLoad("", "d0", 1, Shape(1, (1, 1, 2, 16, "x"), b""), 64, 64)
+    pairs = (Considered("d0", "p0", {"decode": 1.0, "prefill": 2.5}), Considered("d1", "", {"prefill": 9.0}))
+    attempt = record.placed(Placement(worker, (replace(worker, name="p0"),), False, 3.5, pairs), record.arrived)
+    record.attempt_ended(attempt, "ok", record.arrived + 0.25)
+    dispatcher = FakeDispatcher(say("x"))
+    dispatcher.known.append(record)
+    async with serve(dispatcher) as served, httpx.AsyncClient(base_url=served.url) as client:
+        told = await client.get("/debug/requests/req-7")
+        assert (await client.get("/debug/requests/ours")).json() == told.json()
+        missing = await client.get("/debug/requests/req-8")
+        shown = io.StringIO()
+        show(await asyncio.to_thread(find, "req-7", [served.url]), Console(file=shown, width=200))
+        with pytest.raises(HeadraceError, match="none of 2 routers knows a recent request 'req/8'"):
+            await asyncio.to_thread(find, "req/8", [served.url, served.url])
+    assert told.json()["attempts"][0]["considered"][0] == {
+        "decode": "d0", "prefill": "p0", "cost_ms": 3.5, "terms_ms": {"decode": 1.0, "prefill": 2.5}
+    }  # fmt: skip
+    assert (told.json()["outcome"], told.json()["attempts"][0]["ended_ms"]) == ("running", 250.0)
+    assert "Hi" not in told.text
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "request_not_found")
+    lines = [line.split() for line in shown.getvalue().splitlines()]
+    assert ["chosen", "d0", "p0", "3.5", "1.0", "2.5"] in lines
+    assert ["d1", "local", "9.0", "-", "9.0"] in lines

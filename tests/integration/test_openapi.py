@@ -17,7 +17,7 @@ from tests.fakes.dispatcher import DEFAULT_LIMITS, FakeDispatcher, say
 from tests.integration.front_door_server import make_front
 
 DISPATCHER = FakeDispatcher(say("é🌶 ok"), replace(DEFAULT_LIMITS, max_context=100_000, pool_tokens=200_000))
-SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", make_app(make_front(DISPATCHER)))
+SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", make_app(make_front(DISPATCHER), DISPATCHER))
 # Which bodies contradict themselves (top_logprobs without logprobs) or are too long the document cannot say.
 UNSAID = cast("list[CheckFunction]", [CHECKS.get_one("positive_data_acceptance")])
 QUICK = settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

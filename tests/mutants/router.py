@@ -49,8 +49,8 @@ MUTANTS = (
     Mutant(
         "call a cut answer merely unavailable",
         "router/endings.py",
-        "self.finish(follow, RequestFailed(why) if follow.emitted_any else Unavailable(why))",
-        "self.finish(follow, Unavailable(why))",
+        "self.finish(follow, RequestFailed(why) if follow.emitted_any else Unavailable(why), now)",
+        "self.finish(follow, Unavailable(why), now)",
         f"{FAILURES}::test_after_the_first_token_a_failure_is_said_honestly",
     ),
     Mutant(

@@ -33,6 +33,7 @@ SURFACE = {
     "scale": {"--name", "--root", "sizes"},
     "drain": {"--name", "--root", "program"},
     "generate": {"--max-tokens", "--temperature", "--raw", "--name", "--root", "--address", "text"},
+    "explain": {"--name", "--root", "--address", "--json", "request"},
     "model": {"pull", "list"},
     "sim": {"--seed", "--seeds", "--trace"},
     "chaos": {"--minutes", "--seed", "--model", "--tcp", "--prefill", "--decode", "--routers", "--clients", "--logs"},

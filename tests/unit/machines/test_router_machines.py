@@ -10,6 +10,7 @@ from cluster.stubs.watch_pb2 import Removed, Snapshot, Status, Stored, WatchEven
 from router.follow import Follow, Phase, ProtocolBreach
 from router.placement import Demand, Placement
 from router.queue import HOLD_S, OVERTAKE_S, SCAN, AdmissionQueue, Entry
+from router.records import record_of
 from router.requests import Request, SamplingParams, Trace
 from router.workers import Booking, WorkerView
 from tests.stateful import long, quick
@@ -112,7 +113,7 @@ class OneRequest(RuleBasedStateMachine):
     def begin(self, n: int, max_tokens: int) -> None:
         self.request = Request("r", "x", (1, 2, 3), max_tokens, n, SamplingParams(seed=5))
         queue = AdmissionQueue(8)
-        self.follow = Follow(self.request, Trace(), queue.admit("r", 0.0, 60.0), 0.0)
+        self.follow = Follow(self.request, record_of(self.request, Trace(), 0.0), queue.admit("r", 0.0, 60.0), 0.0)
         self.truths = [[token([1, 2, 3], 5, i, at) for at in range(max_tokens)] for i in range(n)]
         self.got: list[list[int]] = [[] for _ in range(n)]
         self.ended: set[int] = set()

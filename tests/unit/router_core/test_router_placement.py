@@ -45,6 +45,17 @@ def test_which_decode_worker(d0: dict[str, object], d1: dict[str, object], winne
     assert result.decode.address == winner
 
 
+def test_it_tells_what_was_compared() -> None:
+    """The chosen pair first, each with the terms that make its cost; local where decode prefills by itself."""
+    decode = [worker("d0", active=3), worker("d1"), worker("d2", active=1), worker("d3", active=9)]
+    result = chosen(LONG, decode, [worker("p0"), worker("p1", queued_tokens=500)])
+    assert [(pair.decode, pair.prefill) for pair in result.considered] == [("d1", "p0"), ("d2", "p0"), ("d0", "p0")]
+    assert sum(result.considered[0].terms_ms.values()) == result.estimate_ms
+    assert result.considered[0].terms_ms == {"decode": 0.0, "prefill": 1000.0, "transfer": 10.0}
+    local = chosen(SHORT, [worker("d0")], [worker("p0")])
+    assert [(pair.prefill, set(pair.terms_ms)) for pair in local.considered] == [("", {"decode", "prefill"})]
+
+
 @pytest.mark.parametrize(
     ("p0", "p1", "first"),
     [
