@@ -55,7 +55,8 @@ class DecodeCore:
     """One decode worker."""
 
     def __init__(self, config: ClusterConfig, facts: Facts) -> None:
-        books = make_books(config.num_blocks("decode"), config.faults_of(facts.identity.worker))
+        faults = config.faults_of(facts.identity.worker)
+        books = make_books(config.num_blocks("decode"), faults, config.routing_stride)
         engine = config.engine
         budget = StepBudget(config.chunk_tokens("decode"), engine.max_batch, engine.local_share)
         batcher = Batcher(books, facts.layout.block_size, budget, make_room=lambda s: self._decoding.make_room(s))

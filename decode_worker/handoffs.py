@@ -376,7 +376,8 @@ class HandOffs:
             index = transfer.published
             block = prompt.blocks[index]
             generation = self._state.books.generation(block)
-            self._state.books.publish(block, generation, transfer.handoff.keys[index], transfer.digests.pop(index))
+            key, digest = transfer.handoff.keys[index], transfer.digests.pop(index)
+            self._state.books.publish(block, generation, key, digest, index)
             transfer.published += 1
 
     def _settle(self, transfer: Transfer, now: float) -> None:

@@ -202,8 +202,9 @@ async def serve(context: ProgramContext) -> None:
             eos_ids=ready.eos_ids,
             num_blocks=core.state.books.num_blocks,
             block_size=layout.block_size,
+            routing_stride=core.state.books.routing_stride,
         )
-        publisher = make_publisher(hello, core.state.books.keys, core.status, config.timing.heartbeat_s, faults)
+        publisher = make_publisher(hello, core.state.books.routing_keys, core.status, config.timing.heartbeat_s, faults)
         worker = DecodeServer(core, engine, publisher, context.secret, clock, faults)
         session = service(session_pb2.DESCRIPTOR, "Session", session_pb2_grpc.add_SessionServicer_to_server, worker)
         server = make_server(config.host, 0, [session, publisher.service()], context.secret)

@@ -150,6 +150,6 @@ class Batcher:
         complete = []
         for block in filled:
             at = sequence.blocks.index(block.block, row.start // self.block_size)
-            self.books.publish(block.block, block.generation, keys[at], block.digest)
+            self.books.publish(block.block, block.generation, keys[at], block.digest, at)
             complete.append((at, block))
         return complete

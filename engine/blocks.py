@@ -7,6 +7,7 @@ A block's life:
     4. cached     published and without owner: still matched, evicted least recently used first
     5. draining   unowned and unpublished, but a plan in flight may still touch it: free once that plan is back
 Every allocation of a block raises its generation, so that a late report about its former life is recognised.
+Routers are told of the *routing blocks* alone: every k-th block of a chain, whose key names the whole prefix before it.
 Pure bookkeeping: no memory, no clock.
 """
 
@@ -20,10 +21,11 @@ Owner = str
 
 
 class BlockBooks:
-    """The books of one worker's pool of `num_blocks` blocks."""
+    """The books of one worker's pool of `num_blocks` blocks; every `routing_stride`-th of a chain is for routing."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, routing_stride: int = 1) -> None:
         self.num_blocks = num_blocks
+        self.routing_stride = routing_stride
         self._generation = [0] * num_blocks
         self._owners: list[set[Owner]] = [set() for _ in range(num_blocks)]
         self._free: deque[int] = deque(range(num_blocks))
@@ -33,8 +35,8 @@ class BlockBooks:
         self._index: dict[BlockKey, int] = {}
         self._sent = 0
         self._back = 0
-        self.stored: list[BlockKey] = []
-        self.removed: list[BlockKey] = []
+        self._routing: dict[BlockKey, None] = {}  # the routing blocks in the prefix index
+        self._news: dict[BlockKey, bool] = {}  # those that came (True) or went since `take_events`, as they are now
         self.recycled: list[int] = []
 
     # -- plans in flight ------------------------------------------------------------------------------------------
@@ -124,15 +126,20 @@ class BlockBooks:
             found.append(block)
         return found
 
-    def publish(self, block: int, generation: int, key: BlockKey, digest: bytes) -> bool:
-        """Enter a full, verified block into the prefix index. False: stale, or another block has this key already."""
+    def publish(self, block: int, generation: int, key: BlockKey, digest: bytes, depth: int) -> bool:
+        """Enter a full, verified block into the prefix index. False: stale, or another block has this key already.
+
+        `depth`: how many blocks of its chain come before it.
+        """
         if self._generation[block] != generation or not self._owners[block]:
             return False
         if key in self._index or block in self._published:
             return False
         self._index[key] = block
         self._published[block] = (key, digest)
-        self.stored.append(key)
+        if (depth + 1) % self.routing_stride == 0:
+            self._routing[key] = None
+            self._news[key] = True
         return True
 
     def withdraw(self, block: int) -> None:
@@ -160,11 +167,15 @@ class BlockBooks:
         """Every key in the prefix index."""
         return list(self._index)
 
+    def routing_keys(self) -> list[BlockKey]:
+        """The keys of every routing block in the prefix index: what routers are told of."""
+        return list(self._routing)
+
     def take_events(self) -> tuple[list[BlockKey], list[BlockKey]]:
-        """Keys (stored, removed) since the last call; a key that came and went again is in both."""
-        events = (self.stored, self.removed)
-        self.stored, self.removed = [], []
-        return events
+        """Keys of routing blocks (stored, removed) since the last call; one that came and went again is removed."""
+        news, self._news = self._news, {}
+        stored = [key for key, is_stored in news.items() if is_stored]
+        return stored, [key for key, is_stored in news.items() if not is_stored]
 
     def take_recycled(self) -> list[int]:
         """Blocks whose content lost its meaning since the last call (to be poisoned in tests)."""
@@ -180,7 +191,9 @@ class BlockBooks:
     def _unpublish(self, block: int) -> None:
         key, _digest = self._published.pop(block)
         del self._index[key]
-        self.removed.append(key)
+        if key in self._routing:
+            del self._routing[key]
+            self._news[key] = False
 
     def check_integrity(self) -> None:
         """Audit everything. Raises IntegrityError naming the first contradiction."""
@@ -197,6 +210,8 @@ class BlockBooks:
             raise IntegrityError("a block is in two places")
         if {key: block for block, (key, _) in self._published.items()} != self._index:
             raise IntegrityError("prefix index and published blocks disagree")
+        if not self._routing.keys() <= self._index.keys():
+            raise IntegrityError("a routing block is not in the prefix index")
         if not cached <= self._published.keys() or (free | draining) & self._published.keys():
             raise IntegrityError("a published block is free, or a cached one is not published")
         if self._draining and self._sent <= self._back:

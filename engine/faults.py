@@ -130,15 +130,17 @@ def _hit(trigger: Trigger | None) -> FaultSpec | None:
     return None if trigger is None else trigger.hit()
 
 
-def make_books(num_blocks: int, faults: Faults) -> BlockBooks:
+def make_books(num_blocks: int, faults: Faults, routing_stride: int = 1) -> BlockBooks:
     """The books of a pool; with `allocate.fail` some reservations find no room."""
     refuse = faults.trigger("allocate.fail")
-    return BlockBooks(num_blocks) if refuse is None else _RefusingBooks(num_blocks, refuse)
+    if refuse is None:
+        return BlockBooks(num_blocks, routing_stride)
+    return _RefusingBooks(num_blocks, routing_stride, refuse)
 
 
 class _RefusingBooks(BlockBooks):
-    def __init__(self, num_blocks: int, refuse: Trigger) -> None:
-        super().__init__(num_blocks)
+    def __init__(self, num_blocks: int, routing_stride: int, refuse: Trigger) -> None:
+        super().__init__(num_blocks, routing_stride)
         self._refuse = refuse
 
     def allocate(self, count: int, owner: Owner) -> list[int] | None:

@@ -51,7 +51,9 @@ class PrefillCore:
         self._vocab_size = vocab_size
         self._max_context = max_context
         self.block_size = hello.identity.layout.block_size
-        self.books = make_books(config.num_blocks("prefill"), config.faults_of(hello.identity.worker))
+        self.books = make_books(
+            config.num_blocks("prefill"), config.faults_of(hello.identity.worker), config.routing_stride
+        )
         budget = StepBudget(config.chunk_tokens("prefill"), config.engine.max_batch)
         self.batcher = Batcher(self.books, self.block_size, budget, make_room=lambda _: False)
         self.jobs: dict[tuple[str, str], Job] = {}

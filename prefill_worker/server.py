@@ -148,8 +148,9 @@ async def serve(context: ProgramContext) -> None:
             eos_ids=ready.eos_ids,
             num_blocks=core.books.num_blocks,
             block_size=layout.block_size,
+            routing_stride=core.books.routing_stride,
         )
-        publisher = make_publisher(watch_hello, core.books.keys, core.status, config.timing.heartbeat_s, faults)
+        publisher = make_publisher(watch_hello, core.books.routing_keys, core.status, config.timing.heartbeat_s, faults)
         worker = PrefillServer(core, engine, publisher, clock, faults)
         link = service(link_pb2.DESCRIPTOR, "Link", link_pb2_grpc.add_LinkServicer_to_server, worker)
         server = make_server(config.host, 0, [link, publisher.service()], context.secret)

@@ -6,6 +6,7 @@ Every change of ownership is a method here, so that `check_integrity` can say wh
 from cluster.core.errors import IntegrityError
 from router.follow import Attempt, Follow, Phase
 from router.placement import Demand, Placement
+from router.prefix_index import PrefixIndex
 from router.queue import AdmissionQueue
 from router.records import Records, record_of
 from router.requests import Request, Trace
@@ -15,10 +16,10 @@ from router.workers import Booking, Workers, WorkerView
 class Books:
     """Requests by id, running attempts by id, the waiting line, and the workers with their bookings."""
 
-    def __init__(self, queue_limit: int, suspect_s: float, records: int) -> None:
+    def __init__(self, queue_limit: int, suspect_s: float, index: PrefixIndex, records: int) -> None:
         self.queue = AdmissionQueue(queue_limit)
         self.records = Records(records)
-        self.workers = Workers(suspect_s)
+        self.workers = Workers(suspect_s, index)
         self.requests: dict[str, Follow] = {}
         self.attempts: dict[str, Follow] = {}
 

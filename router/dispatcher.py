@@ -39,6 +39,7 @@ from router.endings import Endings
 from router.follow import Follow
 from router.hearing import Hearing
 from router.placement import NoPair, Snapshot, Wait, place
+from router.prefix_index import PrefixIndex
 from router.queue import SCAN
 from router.records import RequestRecord
 from router.requests import Limits, Request, Trace
@@ -66,7 +67,8 @@ class DispatcherCore:
         self._unavailable_s = unavailable_s
         self._resume_s = timing.resume_s / 2
         self._sessions = 0
-        self._books = Books(settings.queue_limit, timing.suspect_s, settings.debug_requests)
+        index = PrefixIndex(settings.prefix_index_entries)
+        self._books = Books(settings.queue_limit, timing.suspect_s, index, settings.debug_requests)
         self._workers = self._books.workers
         self._endings = Endings(self._books, settings.max_attempts, rng)
         self._hearing = Hearing(self._books, self._endings)
@@ -105,6 +107,7 @@ class DispatcherCore:
             "epoch": f"{self._epoch:016x}",
             "ready": self.ready(now),
             "workers": self._workers.describe(now),
+            "prefix_index": self._workers.index.describe(),
             "gauges": self.gauges(),
             "counters": self.counters(),
             "queue_limit": self._settings.queue_limit,
@@ -160,6 +163,7 @@ class DispatcherCore:
         """Let time act: deadlines, silence, patience, retries. To be called several times a second."""
         self._notice_gap(now)
         self._last_tick = now
+        self._workers.index.sweep()
         for worker in self._workers.silent(now):
             self._endings.counters["workers_silent"] += 1
             self._reconnect(worker, now)
@@ -181,7 +185,7 @@ class DispatcherCore:
         for address in wanted:
             worker = self._workers.get(address)
             if worker is None:
-                self._workers.by_address[address] = WorkerView(address)
+                self._workers.add(address)
                 self._endings.effects.append(OpenWatch(address))
             else:
                 worker.member = True
@@ -287,7 +291,7 @@ class DispatcherCore:
             if worker.session.wanted:
                 self._endings.effects.append(CloseSession(worker.address))
             self._endings.effects.append(CloseWatch(worker.address))
-            del self._workers.by_address[worker.address]
+            self._workers.remove(worker)
 
     # ---- placement
 

@@ -1,7 +1,8 @@
 """What keeps one stream to one worker up: connect, serve until it ends, say so, wait with backoff and jitter, again.
 
-The backoff doubles with every connection that did not last, and starts over after one that did. `reopen` drops a stream
-without a word; an event that still comes from a dropped stream is not reported.
+The backoff doubles with every connection that did not last, and starts over after one that did. So a watch that loses
+event after event asks for its snapshot every few seconds, and watches that were lost together do not ask together.
+`reopen` drops a stream without a word; an event that still comes from a dropped stream is not reported.
 """
 
 import abc
@@ -49,6 +50,7 @@ class StreamKeeper(abc.ABC):
         self._rng = rng
         self._failed = failed
         self._delay_s = 0.0
+        self._began: float | None = None
         self._task: asyncio.Task[None] | None = None
         self._dropped: set[asyncio.Task[None]] = set()
 
@@ -94,7 +96,7 @@ class StreamKeeper(abc.ABC):
     async def _keep(self) -> None:
         while self.current:
             await asyncio.sleep(self._delay_s * self._rng.uniform(0.5, 1.0))
-            began = self._clock.now()
+            self._began = self._clock.now()
             try:
                 reason = await self.serve()
             except grpc.aio.AioRpcError as error:
@@ -105,13 +107,14 @@ class StreamKeeper(abc.ABC):
                 reason = str(error)
             if not self.current:
                 return
-            if self._clock.now() - began >= _HEALTHY_S:
-                self._delay_s = 0.0
             self._back_off()
             _log.info("stream to %s ended: %s", self.address, reason)
             self.report_closed(StreamClosed(reason))
 
     def _back_off(self) -> None:
+        began, self._began = self._began, None
+        if began is not None and self._clock.now() - began >= _HEALTHY_S:
+            self._delay_s = 0.0
         self._delay_s = min(self.longest_delay_s, max(_FIRST_DELAY_S, self._delay_s * 2))
 
     def _on_done(self, task: asyncio.Task[None]) -> None:

@@ -5,11 +5,12 @@ One `WorkerView` per address, fed by two streams:
 1. *Connecting.* A watch is asked for. Nothing is known, nothing is assumed.
 2. *Known.* The live Hello says role, name, epoch, layout, fingerprint and limits; nothing else is a source for these.
    A new epoch on the same address is a new peer: everything known of the old one is dropped.
-3. *Starting / ready / draining.* As the worker's own Status says, twice a second. A decode worker also needs its
+3. *Cache.* What it has cached is in the prefix index, under a number of its own that it gets with every Hello.
+4. *Starting / ready / draining.* As the worker's own Status says, twice a second. A decode worker also needs its
    session.
-4. *Suspect.* Silent for longer than `suspect_s`: no new work, but what runs goes on. If the session is silent as well,
+5. *Suspect.* Silent for longer than `suspect_s`: no new work, but what runs goes on. If the session is silent as well,
    for CONFIRM_S more, the worker is lost, which the dispatcher acts upon.
-5. *Gone.* A stream closed: back to connecting until it is up again.
+6. *Gone.* A stream closed: back to connecting until it is up again.
 
 What this router sent and the worker's Status may not show yet is kept as bookings: one per attempt and worker, owned by
 the attempt, and left out of the sums once a Status has come after the worker acknowledged the work (FAULTS P03).
@@ -23,6 +24,7 @@ from cluster.core.keys import KEY_BYTES, BlockKey
 from cluster.core.protocol import PROTOCOL
 from cluster.stubs.watch_pb2 import Status, WatchEvent, WatchHello
 from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pairable
+from router.prefix_index import PrefixIndex
 from router.requests import Limits
 
 CONFIRM_S = 1.0  # a suspect whose session has been as silent for this much longer is lost
@@ -102,9 +104,10 @@ class Facts:
     num_blocks: int
     vocab_size: int
     eos_ids: tuple[int, ...]
+    routing_stride: int  # blocks of a chain from one that is told to the next
 
 
-NOBODY = Facts("", 0, "", Shape(0, (0, 0, 0, 0, ""), b""), 0, 0, 0, ())
+NOBODY = Facts("", 0, "", Shape(0, (0, 0, 0, 0, ""), b""), 0, 0, 0, (), 1)
 
 
 def read_hello(hello: WatchHello) -> Facts:
@@ -123,20 +126,22 @@ def read_hello(hello: WatchHello) -> Facts:
         num_blocks=hello.num_blocks,
         vocab_size=hello.vocab_size,
         eos_ids=tuple(hello.eos_ids),
+        routing_stride=max(1, hello.routing_stride),
     )
 
 
 class WorkerView:
     """One address. Times are the router's monotonic seconds."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, index: PrefixIndex) -> None:
         self.address = address
+        self.index = index
+        self.number: int | None = None  # in the index; None: nothing is known of its cache
         self.member = True
         self.facts = NOBODY
         self.status: Status | None = None
         self.free_blocks = 0
         self.lost = False  # it said so itself; true until a new epoch
-        self.keys: set[BlockKey] = set()
         self.watch = WatchState()
         self.session = SessionState()
         self.health = Health()
@@ -155,23 +160,28 @@ class WorkerView:
         return self.facts.role
 
     def on_watch(self, event: WatchEvent, now: float) -> bool:
-        """Take one event. Returns False when events were lost: the watch must be opened again."""
+        """Take one event. Returns False when events were lost, or make no sense: the watch must be opened again."""
         kind = event.WhichOneof("event")
         if event.sequence != self.watch.sequence + 1 or (kind == "hello") != (event.sequence == 1):
+            return False
+        packed = getattr(event, kind).keys if kind in ("snapshot", "stored", "removed") else b""
+        if len(packed) % KEY_BYTES:
             return False
         self.watch.sequence = event.sequence
         self.watch.last_seen = now
         if kind == "hello":
             self._on_hello(event.hello)
-        elif kind == "snapshot":
-            self.keys = set(_unpack(event.snapshot.keys))
-        elif kind == "stored":
-            self.keys.update(_unpack(event.stored.keys))
-        elif kind == "removed":
-            self.keys.difference_update(_unpack(event.removed.keys))
         elif kind == "status":
             self._on_status(event.status)
+        elif packed and self.number is not None:
+            (self.index.remove if kind == "removed" else self.index.store)(self.number, packed)
         return True
+
+    def forget_cache(self) -> None:
+        """What was known of it is void."""
+        if self.number is not None:
+            self.index.leave(self.number)
+            self.number = None
 
     def new_peer(self) -> None:
         """Another process answers here now: nothing that its predecessor did counts any more."""
@@ -195,7 +205,8 @@ class WorkerView:
 
     def _on_hello(self, hello: WatchHello) -> None:
         self.facts = read_hello(hello)
-        self.keys = set()
+        self.forget_cache()
+        self.number = self.index.join(self.facts.num_blocks)
         self.watch.open = True
 
     def _on_status(self, status: Status) -> None:
@@ -258,25 +269,25 @@ class WorkerView:
             return now < self.health.refused_until
         return self.health.failures > 0 and (now < self.health.cooling_until or bool(self.bookings))
 
-    def cached_blocks(self, keys: list[BlockKey]) -> int:
-        """How many of a sequence's first blocks are in this worker's prefix index."""
-        count = 0
-        for key in keys:
-            if key not in self.keys:
-                break
-            count += 1
-        return count
-
 
 class Workers:
     """All workers, and the questions that concern more than one."""
 
-    def __init__(self, suspect_s: float) -> None:
+    def __init__(self, suspect_s: float, index: PrefixIndex) -> None:
         self.suspect_s = suspect_s
+        self.index = index
         self.by_address: dict[str, WorkerView] = {}
 
     def get(self, address: str) -> WorkerView | None:
         return self.by_address.get(address)
+
+    def add(self, address: str) -> None:
+        """A worker of which nothing is known yet."""
+        self.by_address[address] = WorkerView(address, self.index)
+
+    def remove(self, worker: WorkerView) -> None:
+        worker.forget_cache()
+        del self.by_address[worker.address]
 
     def ready(self, role: str, now: float) -> list[WorkerView]:
         """Workers of this role that may get new work."""
@@ -289,13 +300,16 @@ class Workers:
 
     def for_request(self, loads: Snapshot, keys_of: KeysOf, without: set[str]) -> Snapshot:
         """`loads` with the prefix hits of one request. `without`: decode workers kept free for somebody else."""
-        keys: dict[Shape, list[BlockKey]] = {}
+        depths: dict[tuple[Shape, int], dict[int, int]] = {}
 
         def hit(load: WorkerLoad) -> WorkerLoad:
-            if load.shape not in keys:
-                keys[load.shape] = keys_of(load.shape)
-            blocks = self.by_address[load.address].cached_blocks(keys[load.shape])
-            return replace(load, cached_tokens=blocks * load.block_size) if blocks else load
+            worker = self.by_address[load.address]
+            stride = worker.facts.routing_stride
+            kind = (load.shape, stride)
+            if kind not in depths:
+                depths[kind] = self.index.match(keys_of(load.shape)[stride - 1 :: stride])
+            depth = 0 if worker.number is None else depths[kind].get(worker.number, 0)
+            return replace(load, cached_tokens=depth * stride * load.block_size) if depth else load
 
         decode = tuple(hit(load) for load in loads.decode if load.address not in without)
         return Snapshot(decode, tuple(hit(load) for load in loads.prefill))
@@ -348,7 +362,7 @@ class Workers:
                     "state": self._described_state(worker, now),
                     "blocks": worker.facts.num_blocks,
                     "free_blocks": worker.free_blocks,
-                    "cached_keys": len(worker.keys),
+                    "cached_keys": 0 if worker.number is None else self.index.count(worker.number),
                     "running": status.running,
                     "waiting": status.waiting,
                     "queued_tokens": status.queued_tokens,
@@ -369,7 +383,3 @@ class Workers:
             return state
         decode, prefill = (worker, peers[0]) if worker.role == "decode" else (peers[0], worker)
         return f"mismatch: {describe_mismatch(Snapshot((decode.load(now),), (prefill.load(now),)))}"
-
-
-def _unpack(packed: bytes) -> list[BlockKey]:
-    return [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]

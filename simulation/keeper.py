@@ -34,11 +34,13 @@ class Keeper:
         self._on = (opened, received, closed)
         self._life = 0  # counts connections and drops: what belongs to an earlier one is not reported
         self._delay_s = 0.0
+        self._began: float | None = None
         self._end: End | None = None
 
     def open(self) -> None:
         """Start connecting, after the present backoff."""
         self._life += 1
+        self._began = None
         delay = self._delay_s * self._site.loop.random.uniform(0.5, 1.0)
         self._process.timer(delay, partial(self._connect, self._life))
 
@@ -61,6 +63,8 @@ class Keeper:
             self._end.send(message)
 
     def _connect(self, life: int) -> None:
+        if life == self._life:
+            self._began = self._site.loop.now
         self._try(life, self._site.loop.now)
 
     def _try(self, life: int, began: float) -> None:
@@ -86,12 +90,12 @@ class Keeper:
         if life != self._life:
             return
         self._end = None
-        if self._site.loop.now - began >= _HEALTHY_S:
-            self._delay_s = 0.0
         self._back_off()
         self._on[2](StreamClosed(reason))
         if life == self._life:
             self.open()
 
     def _back_off(self) -> None:
+        if self._began is not None and self._site.loop.now - self._began >= _HEALTHY_S:
+            self._delay_s = 0.0
         self._delay_s = min(_LONGEST_DELAY_S[self.kind], max(_FIRST_DELAY_S, self._delay_s * 2))

@@ -1,7 +1,8 @@
 """The worker's side of the watch in simulation: the rules of cluster/watch.py on the virtual clock."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from cluster.core.keys import BlockKey, pack_keys
 from cluster.stubs.watch_pb2 import Removed, Snapshot, Status, Stored, WatchEvent, WatchHello
 from simulation.network import End
 from simulation.process import Process
@@ -16,7 +17,7 @@ class Publisher:
         self,
         process: Process,
         hello: WatchHello,
-        snapshot: Callable[[], Iterable[bytes]],
+        snapshot: Callable[[], Sequence[BlockKey]],
         status: Callable[[], Status],
         heartbeat_s: float,
     ) -> None:
@@ -59,7 +60,8 @@ class Publisher:
         self._flush()
         self._watchers[number] = (end, 0)
         self._put(number, WatchEvent(hello=self._hello))
-        self._put(number, WatchEvent(snapshot=Snapshot(keys=b"".join(self._snapshot()))))
+        for packed in list(pack_keys(self._snapshot())) or [b""]:
+            self._put(number, WatchEvent(snapshot=Snapshot(keys=packed)))
         self._put(number, WatchEvent(status=self._status()))
 
     def _leave(self, number: int) -> None:
@@ -67,12 +69,10 @@ class Publisher:
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, {}
-        removed = b"".join(key for key, is_stored in pending.items() if not is_stored)
-        stored = b"".join(key for key, is_stored in pending.items() if is_stored)
-        if removed:
-            self._send(WatchEvent(removed=Removed(keys=removed)))
-        if stored:
-            self._send(WatchEvent(stored=Stored(keys=stored)))
+        for packed in pack_keys([key for key, is_stored in pending.items() if not is_stored]):
+            self._send(WatchEvent(removed=Removed(keys=packed)))
+        for packed in pack_keys([key for key, is_stored in pending.items() if is_stored]):
+            self._send(WatchEvent(stored=Stored(keys=packed)))
 
     def _send(self, event: WatchEvent) -> None:
         for number in self._watchers:

@@ -83,6 +83,7 @@ def _config(rng: random.Random, verify: str) -> ClusterConfig:
             "engine": {
                 "block_size": BLOCK,
                 "chunk_tokens": chunk,
+                "routing_tokens": BLOCK,
                 "max_batch": rng.choice((2, 4, 8)),
                 "verify": verify,
                 "poison": True,

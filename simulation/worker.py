@@ -53,7 +53,7 @@ class WorkerLife(abc.ABC):
         self.publisher = Publisher(
             self.process,
             self._hello(),
-            self.books().keys,
+            self.books().routing_keys,
             self.core.status,
             site.scenario.config.timing.heartbeat_s,
         )
@@ -181,6 +181,7 @@ class WorkerLife(abc.ABC):
             eos_ids=model.eos_ids,
             num_blocks=self.books().num_blocks,
             block_size=model.layout.block_size,
+            routing_stride=self.books().routing_stride,
         )
 
     def _from_engine(self, report: Report) -> None:

@@ -39,6 +39,9 @@ class EngineSettings(Settings):
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     block_size: Annotated[int, Field(ge=1, le=256)] = 16
     pool_tokens: Positive = Field(8192, description="KV positions a worker's pool holds, rounded down to blocks")
+    routing_tokens: Positive = Field(
+        256, description="routers hear of cached prefixes in steps of so many positions, rounded down to blocks"
+    )
     chunk_tokens: Positive = Field(256, description="positions computed per step at most, decode rows included")
     max_batch: Positive = Field(32, description="sequences decoded together at most")
     max_context: Positive | None = Field(None, description="longest sequence; the model's own limit when unset")
@@ -95,6 +98,9 @@ class RouterSettings(Settings):
     )
     debug_requests: Annotated[int, Field(ge=0)] = Field(
         1024, description="the most recent requests that GET /debug/requests/{id} and `headrace explain` know of"
+    )
+    prefix_index_entries: Annotated[int, Field(ge=1, le=1_000_000_000)] = Field(
+        1_000_000, description="routing blocks of all workers that a router knows of at most; 26 bytes each when in use"
     )
     workers_file: str | None = Field(
         None, description="the workers last heard of, for a router that starts when nobody can tell; `up` sets it"
@@ -234,6 +240,11 @@ class ClusterConfig(Settings):
     def num_blocks(self, role: Literal["prefill", "decode"]) -> int:
         """Blocks of one worker's pool."""
         return self.pool_tokens(role) // self.engine.block_size
+
+    @property
+    def routing_stride(self) -> int:
+        """Blocks of a chain from one routing block to the next."""
+        return max(1, self.engine.routing_tokens // self.engine.block_size)
 
     def chunk_tokens(self, role: Literal["prefill", "decode"]) -> int:
         return self.pool(role).chunk_tokens or self.engine.chunk_tokens

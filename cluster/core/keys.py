@@ -8,12 +8,13 @@ different inputs share an encoding (FAULTS C33). Python's `hash` is never used: 
 import hashlib
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 FORMAT_VERSION = 1
 KEY_BYTES = 16
 
 BlockKey = bytes
+KEYS_PER_MESSAGE = 2048  # of cache events: a router needs about 2 ms to take them in
 
 
 def root_key(fingerprint: bytes, *, adapter: str = "", salt: bytes = b"") -> BlockKey:
@@ -50,3 +51,9 @@ class KeyChain:
             parent = self.keys[-1] if self.keys else self._root
             self.keys.append(child_key(parent, token_ids[end - self._block_size : end]))
         return self.keys
+
+
+def pack_keys(keys: Sequence[BlockKey], most: int = KEYS_PER_MESSAGE) -> Iterator[bytes]:
+    """The keys one after the other, KEY_BYTES each, in pieces of at most `most` keys. Nothing for no keys."""
+    for start in range(0, len(keys), most):
+        yield b"".join(keys[start : start + most])

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from cluster.stubs import common_pb2 as cluster_dot_stubs_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63luster/stubs/watch.proto\x12\x0bheadrace.v1\x1a\x1a\x63luster/stubs/common.proto\"$\n\x0cWatchRequest\x12\x14\n\x0crouter_epoch\x18\x01 \x01(\x06\"\xf3\x01\n\nWatchEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12(\n\x05hello\x18\x02 \x01(\x0b\x32\x17.headrace.v1.WatchHelloH\x00\x12)\n\x08snapshot\x18\x03 \x01(\x0b\x32\x15.headrace.v1.SnapshotH\x00\x12%\n\x06stored\x18\x04 \x01(\x0b\x32\x13.headrace.v1.StoredH\x00\x12\'\n\x07removed\x18\x05 \x01(\x0b\x32\x14.headrace.v1.RemovedH\x00\x12%\n\x06status\x18\x06 \x01(\x0b\x32\x13.headrace.v1.StatusH\x00\x42\x07\n\x05\x65vent\"\x9d\x01\n\nWatchHello\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.headrace.v1.WorkerIdentity\x12\x12\n\nvocab_size\x18\x02 \x01(\x05\x12\x13\n\x0bmax_context\x18\x03 \x01(\x05\x12\x0f\n\x07\x65os_ids\x18\x04 \x03(\x05\x12\x12\n\nnum_blocks\x18\x05 \x01(\x05\x12\x12\n\nblock_size\x18\x06 \x01(\x05\"\x18\n\x08Snapshot\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"\x16\n\x06Stored\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"\x17\n\x07Removed\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"\x80\x03\n\x06Status\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\x05\x12\x0f\n\x07running\x18\x04 \x01(\x05\x12\x0f\n\x07waiting\x18\x05 \x01(\x05\x12\x15\n\rqueued_tokens\x18\x06 \x01(\x05\x12\x13\n\x0bhanding_off\x18\x07 \x01(\x05\x12\x1c\n\x14prefill_tokens_per_s\x18\x08 \x01(\x01\x12\x0e\n\x06step_s\x18\t \x01(\x01\x12/\n\x06gauges\x18\n \x03(\x0b\x32\x1f.headrace.v1.Status.GaugesEntry\x12\x33\n\x08\x63ounters\x18\x0b \x03(\x0b\x32!.headrace.v1.Status.CountersEntry\x1a-\n\x0bGaugesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32\x45\n\x05Watch\x12<\n\x04Open\x12\x19.headrace.v1.WatchRequest\x1a\x17.headrace.v1.WatchEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63luster/stubs/watch.proto\x12\x0bheadrace.v1\x1a\x1a\x63luster/stubs/common.proto\"$\n\x0cWatchRequest\x12\x14\n\x0crouter_epoch\x18\x01 \x01(\x06\"\xf3\x01\n\nWatchEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12(\n\x05hello\x18\x02 \x01(\x0b\x32\x17.headrace.v1.WatchHelloH\x00\x12)\n\x08snapshot\x18\x03 \x01(\x0b\x32\x15.headrace.v1.SnapshotH\x00\x12%\n\x06stored\x18\x04 \x01(\x0b\x32\x13.headrace.v1.StoredH\x00\x12\'\n\x07removed\x18\x05 \x01(\x0b\x32\x14.headrace.v1.RemovedH\x00\x12%\n\x06status\x18\x06 \x01(\x0b\x32\x13.headrace.v1.StatusH\x00\x42\x07\n\x05\x65vent\"\xb5\x01\n\nWatchHello\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.headrace.v1.WorkerIdentity\x12\x12\n\nvocab_size\x18\x02 \x01(\x05\x12\x13\n\x0bmax_context\x18\x03 \x01(\x05\x12\x0f\n\x07\x65os_ids\x18\x04 \x03(\x05\x12\x12\n\nnum_blocks\x18\x05 \x01(\x05\x12\x12\n\nblock_size\x18\x06 \x01(\x05\x12\x16\n\x0erouting_stride\x18\x07 \x01(\x05\"\x18\n\x08Snapshot\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"\x16\n\x06Stored\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"\x17\n\x07Removed\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"\x80\x03\n\x06Status\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\x05\x12\x0f\n\x07running\x18\x04 \x01(\x05\x12\x0f\n\x07waiting\x18\x05 \x01(\x05\x12\x15\n\rqueued_tokens\x18\x06 \x01(\x05\x12\x13\n\x0bhanding_off\x18\x07 \x01(\x05\x12\x1c\n\x14prefill_tokens_per_s\x18\x08 \x01(\x01\x12\x0e\n\x06step_s\x18\t \x01(\x01\x12/\n\x06gauges\x18\n \x03(\x0b\x32\x1f.headrace.v1.Status.GaugesEntry\x12\x33\n\x08\x63ounters\x18\x0b \x03(\x0b\x32!.headrace.v1.Status.CountersEntry\x1a-\n\x0bGaugesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32\x45\n\x05Watch\x12<\n\x04Open\x12\x19.headrace.v1.WatchRequest\x1a\x17.headrace.v1.WatchEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,19 +41,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHEVENT']._serialized_start=109
   _globals['_WATCHEVENT']._serialized_end=352
   _globals['_WATCHHELLO']._serialized_start=355
-  _globals['_WATCHHELLO']._serialized_end=512
-  _globals['_SNAPSHOT']._serialized_start=514
-  _globals['_SNAPSHOT']._serialized_end=538
-  _globals['_STORED']._serialized_start=540
-  _globals['_STORED']._serialized_end=562
-  _globals['_REMOVED']._serialized_start=564
-  _globals['_REMOVED']._serialized_end=587
-  _globals['_STATUS']._serialized_start=590
-  _globals['_STATUS']._serialized_end=974
-  _globals['_STATUS_GAUGESENTRY']._serialized_start=880
-  _globals['_STATUS_GAUGESENTRY']._serialized_end=925
-  _globals['_STATUS_COUNTERSENTRY']._serialized_start=927
-  _globals['_STATUS_COUNTERSENTRY']._serialized_end=974
-  _globals['_WATCH']._serialized_start=976
-  _globals['_WATCH']._serialized_end=1045
+  _globals['_WATCHHELLO']._serialized_end=536
+  _globals['_SNAPSHOT']._serialized_start=538
+  _globals['_SNAPSHOT']._serialized_end=562
+  _globals['_STORED']._serialized_start=564
+  _globals['_STORED']._serialized_end=586
+  _globals['_REMOVED']._serialized_start=588
+  _globals['_REMOVED']._serialized_end=611
+  _globals['_STATUS']._serialized_start=614
+  _globals['_STATUS']._serialized_end=998
+  _globals['_STATUS_GAUGESENTRY']._serialized_start=904
+  _globals['_STATUS_GAUGESENTRY']._serialized_end=949
+  _globals['_STATUS_COUNTERSENTRY']._serialized_start=951
+  _globals['_STATUS_COUNTERSENTRY']._serialized_end=998
+  _globals['_WATCH']._serialized_start=1000
+  _globals['_WATCH']._serialized_end=1069
 # @@protoc_insertion_point(module_scope)

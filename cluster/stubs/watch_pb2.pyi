@@ -91,10 +91,13 @@ class WatchHello(_message.Message):
     EOS_IDS_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    ROUTING_STRIDE_FIELD_NUMBER: _builtins.int
     vocab_size: _builtins.int
     max_context: _builtins.int
     num_blocks: _builtins.int
     block_size: _builtins.int
+    routing_stride: _builtins.int
+    """every so many-th block of a chain is a routing block; 0 means 1"""
     @_builtins.property
     def identity(self) -> _common_pb2.WorkerIdentity: ...
     @_builtins.property
@@ -108,10 +111,11 @@ class WatchHello(_message.Message):
         eos_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_blocks: _builtins.int = ...,
         block_size: _builtins.int = ...,
+        routing_stride: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "eos_ids", b"eos_ids", "identity", b"identity", "max_context", b"max_context", "num_blocks", b"num_blocks", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "eos_ids", b"eos_ids", "identity", b"identity", "max_context", b"max_context", "num_blocks", b"num_blocks", "routing_stride", b"routing_stride", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -119,7 +123,9 @@ Global___WatchHello: _TypeAlias = WatchHello  # noqa: Y015
 
 @_typing.final
 class Snapshot(_message.Message):
-    """Every key in the prefix index, packed, 16 bytes each."""
+    """Routing blocks alone are told, by their keys: packed, 16 bytes each, at most 2,048 in a message. A stream begins with
+    all that are in the prefix index, in as many snapshots as that takes and at least one; nothing is known before it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

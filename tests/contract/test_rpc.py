@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import grpc
@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cluster.core.errors import ConfigError
+from cluster.core.keys import KEYS_PER_MESSAGE
 from cluster.rpc import RpcServer, auth_metadata, channel, make_server
 from cluster.stubs import common_pb2, watch_pb2, watch_pb2_grpc
 from cluster.stubs.watch_pb2 import WatchEvent, WatchRequest
@@ -64,8 +65,8 @@ class Worker:
         self.publisher = WatchPublisher(hello, self.snapshot, lambda: self.state, heartbeat_s=3600.0)
         self.server: RpcServer = make_server("127.0.0.1", 0, [self.publisher.service()], SECRET)
 
-    def snapshot(self) -> Iterator[bytes]:
-        return iter(sorted(self.index))
+    def snapshot(self) -> list[bytes]:
+        return sorted(self.index)
 
 
 @pytest.fixture
@@ -148,6 +149,23 @@ async def test_watch_begins_with_hello_snapshot_and_status(worker: Worker, wire:
     assert first[0].hello.identity.epoch == 2**64 - 1
     assert first[1].snapshot.keys == b"".join(sorted(worker.index))
     assert first[2].status == worker.state
+
+
+async def test_a_large_cache_comes_in_pieces_and_what_changes_meanwhile_comes_after_it(
+    worker: Worker, wire: grpc.aio.Channel
+) -> None:
+    worker.index = {b"%016d" % number for number in range(2 * KEYS_PER_MESSAGE + 1)}
+    stream = watch_pb2_grpc.WatchStub(wire).Open(WatchRequest(), metadata=GOOD, timeout=10)
+    events = [await following(stream)]
+    gone, kept = sorted(worker.index)[-1], worker.snapshot()
+    worker.index.discard(gone)
+    worker.publisher.publish_removed([gone])  # it is in a piece that has not been sent, or has only just been
+    events += [await following(stream) for _ in range(5)]
+    assert [event.sequence for event in events] == [1, 2, 3, 4, 5, 6]
+    pieces = [event.snapshot.keys for event in events[1:4]]
+    assert [len(piece) // 16 for piece in pieces] == [KEYS_PER_MESSAGE, KEYS_PER_MESSAGE, 1]
+    assert b"".join(pieces) == b"".join(kept)
+    assert (events[4].status, events[5].removed.keys) == (worker.state, gone)
 
 
 async def test_watch_sends_only_the_last_state_of_a_key_in_a_batch(worker: Worker, wire: grpc.aio.Channel) -> None:

@@ -15,7 +15,7 @@ MUTANTS = (
         "decode_worker/handoffs.py",
         "self._state.to_engine(Copy(report.id, slot, blocks))",
         "self._state.to_engine(Copy(report.id, slot, blocks)); [self._state.books.publish(block, "
-        "self._state.books.generation(block), transfer.handoff.keys[at], transfer.handoff._offered[at].digest)"
+        "self._state.books.generation(block), transfer.handoff.keys[at], transfer.handoff._offered[at].digest, at)"
         " for at, block in zip(indexes, blocks)]",
         f"{PREFIX}::test_nothing_is_in_the_prefix_index_that_was_not_proved",
     ),

@@ -9,15 +9,17 @@ from cluster.stubs.session_pb2 import TokenRun
 from cluster.stubs.watch_pb2 import Removed, Snapshot, Status, Stored, WatchEvent
 from router.follow import Follow, Phase, ProtocolBreach
 from router.placement import Demand, Placement
+from router.prefix_index import PrefixIndex
 from router.queue import HOLD_S, OVERTAKE_S, SCAN, AdmissionQueue, Entry
 from router.records import record_of
 from router.requests import Request, SamplingParams, Trace
 from router.workers import Booking, WorkerView
 from tests.stateful import long, quick
-from tests.unit.router_core.fakes import FakeWorker, token
+from tests.unit.router_core.fakes import FakeWorker, believed, token
 
 LIMIT = 4
 SUSPECT_S = 3.0
+KEYS = [bytes([key]) * 16 for key in range(10)]
 
 
 class Line(RuleBasedStateMachine):
@@ -120,7 +122,7 @@ class OneRequest(RuleBasedStateMachine):
         self.attempts = 0
 
     def placement(self) -> tuple[Placement, Demand]:
-        view = WorkerView("d:1")
+        view = WorkerView("d:1", PrefixIndex(100))
         for event in FakeWorker("d", "decode").hello():
             view.on_watch(event, 0.0)
         demand = self.follow.demand(0, may_force_local=False)
@@ -238,7 +240,7 @@ class OneWorker(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.fake = FakeWorker("d", "decode")
-        self.view = WorkerView("d:1")
+        self.view = WorkerView("d:1", PrefixIndex(100))
         self.now = 100.0
         self.sequence: int | None = None  # of the watch, None while it is closed
         self.seen = 0.0
@@ -303,9 +305,9 @@ class OneWorker(RuleBasedStateMachine):
         event.sequence = sequence
         if sequence == (self.sequence or 0) + 1 and hello == (sequence == 1):
             return
-        before = (set(self.view.keys), self.view.status, self.view.facts, self.view.watch.last_seen)
+        before = (believed(self.view, KEYS), self.view.status, self.view.facts, self.view.watch.last_seen)
         assert not self.view.on_watch(event, self.now)
-        assert before == (self.view.keys, self.view.status, self.view.facts, self.view.watch.last_seen)
+        assert before == (believed(self.view, KEYS), self.view.status, self.view.facts, self.view.watch.last_seen)
 
     @rule(greets=st.sampled_from(["not yet", "same", "another"]))
     def session_opens(self, greets: str) -> None:
@@ -365,7 +367,8 @@ class OneWorker(RuleBasedStateMachine):
         assert self.view.state(self.now, SUSPECT_S) == expected
         if self.sequence is None:
             return
-        assert self.view.keys == self.keys
+        assert believed(self.view, KEYS) == self.keys
+        assert self.view.index.entries == len(self.keys)
         if self.status is not None:
             load = self.view.load(self.now)
             fresh = [b for b in self.view.bookings.values() if not b.reported]

@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cluster.core.protocol import PROTOCOL
@@ -9,6 +10,7 @@ from cluster.stubs import session_pb2 as pb
 from cluster.stubs.common_pb2 import Layout, WorkerIdentity
 from cluster.stubs.watch_pb2 import Snapshot, Status, WatchEvent, WatchHello
 from router.requests import Request
+from router.workers import WorkerView
 
 BLOCK = 4
 
@@ -28,6 +30,11 @@ def expected(request: Request, index: int) -> list[int]:
     prompt = list(request.prompt)
     count = length(prompt, index, request.max_tokens)
     return [token(prompt, request.sampling.seed, index, at) for at in range(count)]
+
+
+def believed(view: WorkerView, keys: Iterable[bytes]) -> set[bytes]:
+    """Those of the keys that the router believes this worker to hold."""
+    return {key for key in keys if view.number is not None and view.number in view.index.match([key])}
 
 
 def request(name: str, prompt: tuple[int, ...] = (1, 2, 3), max_tokens: int = 6, n: int = 1, **more: float) -> Request:
