@@ -3,7 +3,9 @@
 1. lock      one head per run directory; its pid is in the lock
 2. start     Ray and the controller (cluster/ray_launcher.py)
 3. relay     every status as one JSON line on stdout, for `up` to show; nobody needs to read them
-4. stop      on SIGTERM or, tied, at the end of stdin: programs first, then Ray; nothing is left
+4. stop      on SIGTERM or, tied, at the end of stdin: programs first, then Ray; nothing is left.
+             With --keep, where Ray spans several machines (cluster/node.py), SIGTERM means this process alone: another
+             head goes on with what runs. `headrace down` then says SIGINT
 """
 
 import argparse
@@ -31,6 +33,7 @@ def main() -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--modules", required=True, help="JSON: role -> entry point")
     parser.add_argument("--tied", action="store_true", help="stop at the end of stdin")
+    parser.add_argument("--keep", action="store_true", help="leave programs and Ray alone on SIGTERM")
     options = parser.parse_args()
     run_dir = RunDir(options.run_dir)
     setup_logging("head", run_dir.config().log_level)
@@ -47,7 +50,7 @@ def main() -> int:
     with lock, relay:
         try:
             return Head(run_dir, msgspec.json.decode(options.modules, type=dict[Role, str])).run(
-                tell, tied=options.tied
+                tell, tied=options.tied, keep=options.keep
             )
         except HeadraceError as error:
             _log.error("%s", error)

@@ -13,6 +13,9 @@ SOURCE_ROOT = str(Path(next(iter(cluster.__path__))).resolve().parent)
 NOT_FOR_PROGRAMS = ("RAY_", "OMP_NUM_THREADS", "PYTHONPATH")
 """What Ray sets for its workers and the programs must not inherit: its token, and one thread for every library."""
 
+OBJECT_STORE_BYTES = 78_643_200
+"""The least Ray takes; nothing of ours is kept in it."""
+
 GCS_ABSENCE_S = 86_400
 """How long Ray's processes go on without a GCS that will come back. Ray's own 60 s would end them, streams and all."""
 

@@ -18,29 +18,25 @@ import os
 import queue
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import ray
 import ray.util
 from ray.exceptions import GetTimeoutError, RayError
 
-from cluster.config import environment
 from cluster.controller import ClusterStatus, Controller, LaunchFailed
 from cluster.core.clock import SystemClock
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import HeadraceError
 from cluster.gcs_keeper import GcsKeeper
-from cluster.logs import setup_logging
-from cluster.pipe import Member, Role, role_of
-from cluster.ray_environment import NOT_FOR_PROGRAMS, SOURCE_ROOT
+from cluster.layout import Layout
+from cluster.pipe import Member, Role
+from cluster.ray_environment import OBJECT_STORE_BYTES
 from cluster.run_dir import RunDir
 from cluster.store import initial_counts, open_store
-from cluster.supervisor import ProgramSpec, ProgramStatus, Supervisor
+from cluster.supervisor import ProgramStatus, Supervisor
 
 if TYPE_CHECKING:
     from cluster.redis_store import GcsTables
@@ -49,41 +45,30 @@ CONTROLLER = "headrace-controller"
 _GCS = "gcs_server"
 _PREFIX = "headrace-"
 _PROGRAMS_PER_NODE = 1024
-_OBJECT_STORE_BYTES = 78_643_200  # the least Ray takes; nothing of ours is kept in it
+_ON_THE_HEAD = {"node:__internal_head__": 0.001}  # beside Redis' password, and never in the way of a leaving node
 _ANSWER_S = 5.0
 _GCS_ANSWER_S = 20.0  # to make or end an actor; without a GCS Ray would wait for ever
 _FOREVER_S = 3600.0
+_LEAVES = 2  # DRAIN_NODE_REASON_PREEMPTION
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What actors are made with. `modules` names each role's entry point."""
-
-    folder: str
-    modules: Mapping[Role, str]
-
-    @property
-    def run_dir(self) -> RunDir:
-        return RunDir(Path(self.folder))
-
-    def spec(self, name: str) -> ProgramSpec:
-        """How a program is started: with our environment, less what Ray put into it."""
-        role, run_dir = role_of(name), self.run_dir
-        command = (sys.executable, "-m", self.modules[role], "--config", str(run_dir.config_file), "--name", name)
-        variables = environment({"PYTHONPATH": SOURCE_ROOT}, without=NOT_FOR_PROGRAMS)
-        return ProgramSpec(name, role, (*command, "--supervised"), variables, run_dir.log_file(name))
+Answer = Callable[[ClusterStatus], None]  # where `headrace up` hears a status
 
 
 class SupervisorActor:
     """One program. Calls are served one at a time and in order, so the newest members list wins."""
 
     def __init__(self, layout: Layout, name: str) -> None:
-        _log_to(layout.run_dir, name)
-        self._patience_s = layout.run_dir.config().timing.supervisor_stop_s
-        self._supervisor = Supervisor(layout.spec(name), Reporter().report)
+        layout.log_to_file(name)
+        self._run_dir = layout.run_dir
+        self._patience_s = self._run_dir.config().timing.supervisor_stop_s
+        self._reporter = Reporter()
+        self._supervisor = Supervisor(layout.spec(name, ray.get_runtime_context().get_node_id()), self._report)
         self._supervisor.start()
+
+    def _report(self, status: ProgramStatus) -> None:
+        self._run_dir.mark_ready(status.name, status.state == "ready")
+        self._reporter.report(status)
 
     def status(self) -> ProgramStatus:
         return self._supervisor.status()
@@ -132,7 +117,7 @@ class ControllerActor:
     """The controller as an asyncio actor."""
 
     async def __init__(self, layout: Layout) -> None:  # type: ignore[misc]  # Ray awaits an asyncio actor's constructor
-        _log_to(layout.run_dir, "controller")
+        layout.log_to_file("controller")
         config = layout.run_dir.config()
         store = open_store(config, layout.run_dir.desired_file)
         self._controller = Controller(RayLauncher(layout), store, initial_counts(config))
@@ -215,12 +200,6 @@ class RayLauncher:
         return self._handles[name]
 
 
-class Answer(Protocol):
-    """Where `headrace up` hears a status."""
-
-    def __call__(self, status: ClusterStatus) -> None: ...
-
-
 class Head:
     """The process that owns a cluster on this machine. The caller holds the run directory's lock."""
 
@@ -230,14 +209,19 @@ class Head:
         self._ended = threading.Event()
         self._leaving = threading.Event()
         self._tables: GcsTables | None = None
+        self._kept = False
 
-    def run(self, tell: Answer, *, tied: bool) -> int:
-        """Start, relay every status to `tell`, wait for the end, stop everything. Returns the exit code."""
+    def _end(self, *, keep: bool) -> None:
+        self._kept = keep
+        self._ended.set()
+
+    def run(self, tell: Answer, *, tied: bool, keep: bool) -> int:
+        """Start, relay every status to `tell`, wait for the end, stop everything; with `keep`, not on SIGTERM."""
         config = self._run_dir.config()
         try:
             self._start_ray(config)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: self._ended.set())
+            signal.signal(signal.SIGINT, lambda *_: self._ended.set())
+            signal.signal(signal.SIGTERM, lambda *_: self._end(keep=keep))
             controller = self._start_controller()
             helpers: list[Callable[[], None]] = [functools.partial(self._relay, controller, tell)]
             helpers += [self._follow_stdin] if tied else []
@@ -246,7 +230,7 @@ class Head:
             for work in helpers:
                 threading.Thread(target=work, daemon=True).start()
             self._ended.wait()
-            return self._stop(controller, config.timing.cluster_stop_s)
+            return 0 if self._kept else self._stop(controller, config.timing.cluster_stop_s)
         finally:
             self._leaving.set()
             ray.shutdown()
@@ -269,7 +253,7 @@ class Head:
             context = ray.init(
                 address="local",
                 num_cpus=config.ray.num_cpus,
-                object_store_memory=_OBJECT_STORE_BYTES,
+                object_store_memory=OBJECT_STORE_BYTES,
                 include_dashboard=False,
                 resources={f"headrace_{role}": _PROGRAMS_PER_NODE for role in self._layout.modules},
                 _temp_dir=str(self._run_dir.ray_folder()),
@@ -279,6 +263,7 @@ class Head:
 
     def _start_controller(self) -> "ray.actor.ActorHandle":
         options = {"name": CONTROLLER, "lifetime": "detached", "get_if_exists": True, "num_cpus": 0}
+        options["resources"] = _ON_THE_HEAD
         restarts = {"max_restarts": -1, "max_task_retries": -1}
         return ray.remote(ControllerActor).options(**options, **restarts).remote(self._layout)
 
@@ -364,6 +349,25 @@ class Client:
         """Drain one program; returns when it is gone, and its successor is about to start. Raises LaunchFailed."""
         self._get(self._controller.drain.remote(name), self._patience_s)
 
+    def leave(self) -> list[str]:
+        """Take no more programs onto this machine and drain those here; returns when they are gone."""
+        node = ray.get_runtime_context().get_node_id()
+        self._refuse_programs(node)
+        names = [program.name for program in self.status().programs if program.node == node]
+        self._get([self._controller.drain.remote(name) for name in names], self._patience_s)
+        return names
+
+    def _refuse_programs(self, node: str) -> None:
+        """As cloud providers announce that a machine goes: Ray places nothing there any more."""
+        gcs = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+        deadline_ms = int((SystemClock().wall() + self._patience_s) * 1000)
+        try:
+            accepted, reason = gcs.drain_node(node, _LEAVES, "headrace leave", deadline_ms)
+        except (RayError, RuntimeError) as error:
+            accepted, reason = False, str(error)
+        if not accepted:
+            raise LaunchFailed(f"Ray does not let this machine leave: {reason}")
+
     def close(self) -> None:
         ray.shutdown()
 
@@ -393,8 +397,3 @@ def _leave_when_done(running: "asyncio.Future[None]") -> None:
     if not running.cancelled():
         _log.critical("the controller's loop ended", exc_info=running.exception())
         signal.raise_signal(signal.SIGKILL)
-
-
-def _log_to(run_dir: RunDir, name: str) -> None:
-    log = run_dir.log_file(name).open("a", encoding="utf-8", buffering=1)
-    setup_logging(name, run_dir.config().log_level, stream=log)

@@ -4,6 +4,7 @@ config.yaml   what every program is started with      secret        the cluster 
 desired.json  the desired counts (without Redis)      ray_token     Ray's token, mode 0600
 workers.json  the workers a router last heard of      ray_namespace the name of Ray's tables in Redis
 logs/         one file per program                    lock          held by the head process while the cluster runs
+ready/        one empty file per program of this machine that takes calls
 """
 
 import fcntl
@@ -57,7 +58,25 @@ class RunDir:
         return self.folder / "ray_folder"
 
     def log_file(self, name: str) -> Path:
-        return self.folder / "logs" / f"{name}.log"
+        """A file of its own, or the one that all programs of this machine write to (`send_logs_to`)."""
+        return self._common_log if self._common_log.is_symlink() else self.folder / "logs" / f"{name}.log"
+
+    @property
+    def _common_log(self) -> Path:
+        return self.folder / "logs" / "all"
+
+    def send_logs_to(self, target: str) -> None:
+        """Let programs log to `target`, until the directory is prepared anew."""
+        self._common_log.unlink(missing_ok=True)
+        self._common_log.symlink_to(target)
+
+    def mark_ready(self, name: str, ready: bool) -> None:
+        """Leave a file in `ready/` while the program takes calls: a pod's readiness probe looks there."""
+        mark = self.folder / "ready" / name
+        if ready:
+            mark.touch()
+        else:
+            mark.unlink(missing_ok=True)
 
     def prepare(self, config: ClusterConfig, secret: str | None) -> ClusterConfig:
         """Write everything the programs need; `secret` replaces the file's. Returns the configuration they will read.
@@ -68,6 +87,9 @@ class RunDir:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.folder / "logs").mkdir(exist_ok=True)
+            self._common_log.unlink(missing_ok=True)
+            shutil.rmtree(self.folder / "ready", ignore_errors=True)
+            (self.folder / "ready").mkdir()
             self.desired_file.unlink(missing_ok=True)
             self.workers_file.unlink(missing_ok=True)
             self.clear_ray()
@@ -149,3 +171,8 @@ class RunDir:
 def default_root() -> Path:
     """Where run directories are."""
     return Path.home() / ".headrace"
+
+
+def run_dir_of(root: Path | None, name: str) -> RunDir:
+    """The run directory of the cluster `name`; below `~/.headrace` without a root."""
+    return RunDir((root or default_root()).expanduser().resolve() / name)

@@ -39,13 +39,14 @@ State = Literal["starting", "ready", "waiting", "stopped"]
 
 @dataclass(frozen=True, slots=True)
 class ProgramSpec:
-    """What to run. `environment` is complete: nothing is inherited."""
+    """What to run. `environment` is complete: nothing is inherited. `node` is Ray's id of the machine."""
 
     name: str
     role: Role
     command: tuple[str, ...]
     environment: Mapping[str, str]
     log_file: Path
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class ProgramStatus:
     restarts: int = 0
     early_deaths: int = 0
     last_exit: int | None = None
+    node: str = ""
 
 
 Report = Callable[[ProgramStatus], None]
@@ -79,7 +81,7 @@ class Supervisor:
         self._report = report
         self._clock = clock or SystemClock()
         self._lock = threading.Condition()
-        self._status = ProgramStatus(spec.name, spec.role, new_epoch())
+        self._status = ProgramStatus(spec.name, spec.role, new_epoch(), node=spec.node)
         self._members: tuple[Member, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = False

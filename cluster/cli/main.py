@@ -4,10 +4,8 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -17,8 +15,9 @@ from rich.table import Table
 from cluster.cli import ask as asking
 from cluster.cli import chaos as disturbing
 from cluster.cli import explain as explaining
+from cluster.cli import machine
 from cluster.cli import sim as simulating
-from cluster.cli.operate import sizes_of, wait_for_successor
+from cluster.cli.operate import client_of, sizes_of, wait_for_successor
 from cluster.cli.show import routers, show_urls, status_json, status_table
 from cluster.cli.start import (
     Started,
@@ -28,16 +27,12 @@ from cluster.cli.start import (
     start_cluster,
     stop_running,
 )
-from cluster.config import cache_home_from_environment, export_to_libraries, load_config
+from cluster.config import cache_home_from_environment, load_config
 from cluster.controller import ClusterStatus
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import ConfigError, HeadraceError
 from cluster.models.store import default_cache, list_models
-from cluster.ray_environment import ray_environment
-from cluster.run_dir import RunDir, default_root
-
-if TYPE_CHECKING:
-    from cluster.ray_launcher import Client
+from cluster.run_dir import RunDir, run_dir_of
 
 FIRST_QUESTION = (
     "A water mill needs a steady stream. A weir across the river holds the water back, and an open channel called the "
@@ -54,6 +49,8 @@ model = typer.Typer(no_args_is_help=True, help="Models on this machine.")
 app.add_typer(model, name="model")
 app.command("sim")(simulating.sim)
 app.command("chaos")(disturbing.chaos)
+app.command("node")(machine.node)
+app.command("leave")(machine.leave)
 
 File = Annotated[Path | None, typer.Option("--file", "-f", help="cluster.yaml; defaults apply without one")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value, for example engine.dtype=float32")]
@@ -72,10 +69,6 @@ def _err() -> Console:
     return Console(stderr=True)
 
 
-def _run_dir(root: Path | None, name: str) -> RunDir:
-    return RunDir((root or default_root()).expanduser().resolve() / name)
-
-
 @app.command()
 def up(
     file: File = None,
@@ -86,7 +79,7 @@ def up(
 ) -> None:
     """Start a cluster. Stays in the foreground until Ctrl-C, then shuts everything down, unless detached."""
     config = load_config(file, settings or ())
-    run_dir = _run_dir(root, config.name)
+    run_dir = run_dir_of(root, config.name)
     config = ensure_model(config, _err())
     if not detach:
         _foreground(config, run_dir, question)
@@ -105,13 +98,13 @@ def run(
 ) -> None:
     """Start a cluster, ask it one question, show the answer with its timings, stay until Ctrl-C."""
     config = load_config(file, settings or ())
-    _foreground(ensure_model(config, _err()), _run_dir(root, config.name), question)
+    _foreground(ensure_model(config, _err()), run_dir_of(root, config.name), question)
 
 
 @app.command()
 def down(name: Name = "headrace", root: Root = None) -> None:
     """Stop a cluster: every program in order, then Ray."""
-    stopped = stop_running(_run_dir(root, name))
+    stopped = stop_running(run_dir_of(root, name))
     _out().print(f"{name} is stopped" if stopped else f"{name} was not running")
 
 
@@ -122,7 +115,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """What runs, where, and since how many restarts. Exit code 1 when not everything is ready."""
-    now = _status(_run_dir(root, name))
+    now = _status(run_dir_of(root, name))
     if as_json:
         print(status_json(now))
     else:
@@ -141,7 +134,7 @@ def scale(
 ) -> None:
     """Change how many programs of one or more roles there should be; what has to go drains first."""
     counts = sizes_of(sizes)
-    with _client(_run_dir(root, name)) as client:
+    with client_of(run_dir_of(root, name)) as client:
         client.scale(counts)
     _out().print(", ".join(f"{role}: {count}" for role, count in counts.items()) + " wanted")
 
@@ -156,7 +149,7 @@ def drain(
 
     One program after the other is a rolling restart that no request notices.
     """
-    with _client(_run_dir(root, name)) as client:
+    with client_of(run_dir_of(root, name)) as client:
         client.drain(program)
         _out().print(f"{program} has drained")
         if wait_for_successor(client.status, program):
@@ -174,7 +167,7 @@ def generate(
     address: Annotated[str | None, typer.Option("--address", help="host:port of a router's gRPC server")] = None,
 ) -> None:
     """Ask one question over gRPC and stream the answer."""
-    _ask(asking.Question(text, raw, max_tokens, temperature), address or _router_address(_run_dir(root, name)))
+    _ask(asking.Question(text, raw, max_tokens, temperature), address or _router_address(run_dir_of(root, name)))
 
 
 @app.command()
@@ -276,23 +269,8 @@ def _router_urls(run_dir: RunDir) -> list[str]:
 
 
 def _status(run_dir: RunDir) -> ClusterStatus:
-    with _client(run_dir) as client:
+    with client_of(run_dir) as client:
         return client.status()
-
-
-@contextmanager
-def _client(run_dir: RunDir) -> Iterator["Client"]:
-    if run_dir.holder() is None:
-        raise HeadraceError(f"{run_dir.folder.name} is not running; `headrace up` starts it")
-    # Ray reads its settings when it is imported, so they are set first; and no other command should wait for it.
-    export_to_libraries(ray_environment(run_dir, local=run_dir.config().ray.address is None))
-    from cluster.ray_launcher import Client
-
-    client = Client(run_dir)
-    try:
-        yield client
-    finally:
-        client.close()
 
 
 def main() -> None:

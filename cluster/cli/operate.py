@@ -1,11 +1,19 @@
-"""What an operator does to a running cluster: sizes of pools, waiting for a program's new life."""
+"""What an operator does to a running cluster: reaching it, sizes of pools, waiting for a program's new life."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
+from cluster.config import export_to_libraries
 from cluster.controller import ClusterStatus
 from cluster.core.clock import SystemClock
 from cluster.core.errors import ConfigError, HeadraceError
 from cluster.pipe import ROLES, Role, role_of
+from cluster.ray_environment import ray_environment
+from cluster.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from cluster.ray_launcher import Client
 
 START_S = 120.0  # a model may take a while to load
 _HOPELESS_DEATHS = 3
@@ -27,6 +35,22 @@ def sizes_of(words: list[str]) -> dict[Role, int]:
             raise ConfigError(f"{role} appears twice")
         counts[role] = int(pair[1])
     return counts
+
+
+@contextmanager
+def client_of(run_dir: RunDir) -> Iterator["Client"]:
+    """A connection to the cluster's controller. Raises HeadraceError when it does not run."""
+    if run_dir.holder() is None:
+        raise HeadraceError(f"{run_dir.folder.name} is not running; `headrace up` starts it")
+    # Ray reads its settings when it is imported, so they are set first; and no other command should wait for it.
+    export_to_libraries(ray_environment(run_dir, local=run_dir.config().ray.address is None))
+    from cluster.ray_launcher import Client
+
+    client = Client(run_dir)
+    try:
+        yield client
+    finally:
+        client.close()
 
 
 def wait_for_successor(look: Look, program: str, *, within_s: float = START_S) -> bool:

@@ -137,7 +137,7 @@ def stop_running(run_dir: RunDir) -> bool:
         return False
     try:
         head = psutil.Process(pid)
-        head.send_signal(signal.SIGTERM)
+        head.send_signal(signal.SIGINT)  # a head that spans machines would survive SIGTERM's meaning (cluster/head.py)
         head.wait(_patience_s(run_dir))
     except psutil.NoSuchProcess:
         return True

@@ -154,8 +154,13 @@ class TimingSettings(Settings):
 
     @property
     def supervisor_stop_s(self) -> float:
-        """Its supervisor kills it so long after SIGTERM. Kubernetes' grace period must not be shorter."""
+        """Its supervisor kills it so long after SIGTERM."""
         return self.drain_s + 10.0
+
+    @property
+    def pod_stop_s(self) -> float:
+        """Kubernetes' grace period. `headrace leave` has 20 s to start, to be heard, and for endpoints to go."""
+        return self.supervisor_stop_s + 20.0
 
     @property
     def cluster_stop_s(self) -> float:

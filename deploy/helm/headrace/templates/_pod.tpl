@@ -1,0 +1,350 @@
+{{/* Pieces of the pod templates: (dict "root" $ "group" "head|prefill|decode|router" "spec" <the group's values>). */}}
+
+{{/* Ray's and our own command. `headrace node` starts Ray with exactly what Headrace needs; after `--` come its ports. */}}
+{{- define "headrace.command" -}}
+{{- $v := .root.Values -}}
+- headrace
+- node
+- {{ .group }}
+- -f
+- /etc/headrace/cluster.yaml
+- --set
+- host=$(POD_IP)
+{{- if and (eq .group "head") (ne $v.redis.mode "none") }}
+- --set
+- store.redis_url=$(HEADRACE_REDIS_URL)
+{{- end }}
+- --
+- --node-manager-port={{ $v.ports.nodeManager }}
+- --object-manager-port={{ $v.ports.objectManager }}
+- --min-worker-port={{ index $v.ports.rayWorkers 0 }}
+- --max-worker-port={{ index $v.ports.rayWorkers 1 }}
+{{- if and (eq .group "head") $v.gcsFaultTolerance.enabled }}
+{{- if and (eq $v.redis.mode "external") $v.redis.external.username }}
+- --redis-username=$(REDIS_USERNAME)
+{{- end }}
+- --redis-password=$(REDIS_PASSWORD)
+{{- end }}
+{{- end -}}
+
+{{- define "headrace.env" -}}
+{{- $v := .root.Values -}}
+- name: POD_IP
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+- name: HOME
+  value: /home/headrace
+- name: XDG_CACHE_HOME
+  value: {{ $v.model.mountPath }}
+- name: HF_HOME
+  value: {{ $v.model.mountPath }}/hub
+{{- with $v.model.hubTokenSecret }}
+{{- if .name }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ .name }}
+      key: {{ .key | default "token" }}
+{{- end }}
+{{- end }}
+{{- if and (eq .group "head") (ne $v.redis.mode "none") }}
+- name: HEADRACE_REDIS_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "headrace.redisSecret" .root }}
+      key: url
+{{- end }}
+{{- if $v.gcsFaultTolerance.enabled }}
+- name: RAY_gcs_rpc_server_reconnect_timeout_s
+  value: "86400"
+{{- end }}
+{{- with .spec.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "headrace.volumeMounts" -}}
+{{- $v := .root.Values -}}
+- name: config
+  mountPath: /etc/headrace/cluster.yaml
+  subPath: cluster.yaml
+  readOnly: true
+- name: secret
+  mountPath: /etc/headrace/secret
+  readOnly: true
+- name: home
+  mountPath: /home/headrace
+- name: tmp
+  mountPath: /tmp
+- name: shm
+  mountPath: /dev/shm
+{{- if and (ne .group "head") (include "headrace.modelMounted" .root) }}
+- name: models
+  mountPath: {{ $v.model.mountPath }}
+  {{- if eq $v.model.source "pvc" }}
+  {{- with $v.model.pvc.subPath }}
+  subPath: {{ . }}
+  {{- end }}
+  readOnly: {{ $v.model.pvc.readOnly }}
+  {{- end }}
+{{- end }}
+{{- if .spec.hugepages }}
+- name: hugepages
+  mountPath: /hugepages
+{{- end }}
+{{- end -}}
+
+{{- define "headrace.volumes" -}}
+{{- $v := .root.Values -}}
+- name: config
+  configMap:
+    name: {{ include "headrace.fullname" .root }}
+- name: secret
+  secret:
+    secretName: {{ include "headrace.authSecret" .root }}
+    defaultMode: 0440
+    items:
+      - key: cluster-secret
+        path: cluster-secret
+- name: home
+  emptyDir: {}
+- name: tmp
+  emptyDir: {}
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ .spec.shm }}
+{{- if and (ne .group "head") (include "headrace.modelMounted" .root) }}
+- name: models
+  {{- if eq $v.model.source "pvc" }}
+  persistentVolumeClaim:
+    claimName: {{ $v.model.pvc.claimName }}
+    readOnly: {{ $v.model.pvc.readOnly }}
+  {{- else }}
+  emptyDir:
+    sizeLimit: {{ $v.model.cacheSize }}
+  {{- end }}
+{{- end }}
+{{- if .spec.hugepages }}
+- name: hugepages
+  emptyDir:
+    medium: HugePages-2Mi
+{{- end }}
+{{- end -}}
+
+{{/* Requests and limits, with the devices a pool asks for. */}}
+{{- define "headrace.resources" -}}
+{{- $v := .root.Values -}}
+{{- $resources := deepCopy .spec.resources -}}
+{{- $limits := $resources.limits | default dict -}}
+{{- $requests := $resources.requests | default dict -}}
+{{- with .spec.gpu -}}
+{{- if gt (.count | int) 0 -}}{{- $_ := set $limits .resource (.count | toString) -}}{{- end -}}
+{{- end -}}
+{{- if and (has .group (list "prefill" "decode")) $v.transport.rdma.resource -}}
+{{- $_ := set $limits $v.transport.rdma.resource ($v.transport.rdma.count | toString) -}}
+{{- end -}}
+{{- if .spec.hugepages -}}
+{{- $_ := set $limits "hugepages-2Mi" .spec.hugepages -}}
+{{- $_ := set $requests "hugepages-2Mi" .spec.hugepages -}}
+{{- end -}}
+{{- $_ := set $resources "limits" $limits -}}
+{{- $_ := set $resources "requests" $requests -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{- define "headrace.podSecurityContext" -}}
+{{- $v := .root.Values -}}
+{{- $range := printf "%d %d" (index $v.ports.internal 0 | int) (index $v.ports.internal 1 | int) -}}
+{{- $own := mergeOverwrite (deepCopy $v.podSecurityContext) (deepCopy .spec.podSecurityContext) -}}
+{{- $sysctls := append ($own.sysctls | default list) (dict "name" "net.ipv4.ip_local_port_range" "value" $range) -}}
+{{- toYaml (set $own "sysctls" $sysctls) -}}
+{{- end -}}
+
+{{- define "headrace.securityContext" -}}
+{{- $v := .root.Values -}}
+{{- $own := mergeOverwrite (deepCopy $v.securityContext) (deepCopy .spec.securityContext) -}}
+{{- $capabilities := $own.capabilities | default dict -}}
+{{- $add := $capabilities.add | default list -}}
+{{- if has .group (list "prefill" "decode") -}}
+{{- if $v.transport.rdma.resource -}}{{- $add = append $add "IPC_LOCK" -}}{{- end -}}
+{{- if $v.transport.ptrace -}}{{- $add = append $add "SYS_PTRACE" -}}{{- end -}}
+{{- end -}}
+{{- if $add -}}{{- $_ := set $own "capabilities" (set $capabilities "add" ($add | uniq)) -}}{{- end -}}
+{{- toYaml $own -}}
+{{- end -}}
+
+{{/*
+Startup, liveness and readiness. The supervisor starts a program again by itself and within seconds, so a pod is given up
+only when Ray on it, or a router for minutes, does not answer. Ready is a pod whose program takes calls.
+*/}}
+{{- define "headrace.probes" -}}
+{{- $v := .root.Values -}}
+{{- if eq .group "head" }}
+startupProbe:
+  tcpSocket: {port: gcs}
+  periodSeconds: 2
+  failureThreshold: 60
+livenessProbe:
+  tcpSocket: {port: gcs}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+readinessProbe:
+  tcpSocket: {port: gcs}
+  periodSeconds: 5
+{{- else if eq .group "router" }}
+startupProbe:
+  httpGet: {path: /live, port: http}
+  periodSeconds: 5
+  failureThreshold: 120
+livenessProbe:
+  httpGet: {path: /live, port: http}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 30
+readinessProbe:
+  httpGet: {path: /ready, port: http}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: 2
+{{- else }}
+startupProbe:
+  tcpSocket: {port: raylet}
+  periodSeconds: 5
+  failureThreshold: 120
+livenessProbe:
+  tcpSocket: {port: raylet}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+readinessProbe:
+  exec:
+    command: [sh, -c, 'test -n "$(ls {{ include "headrace.runDir" .root }}/ready)"']
+  periodSeconds: 5
+{{- end }}
+{{- end -}}
+
+{{- define "headrace.spread" -}}
+{{- with .spec.topologySpread }}
+{{- if .enabled }}
+topologySpreadConstraints:
+  - maxSkew: {{ .maxSkew }}
+    topologyKey: {{ .topologyKey }}
+    whenUnsatisfiable: {{ .whenUnsatisfiable }}
+    labelSelector:
+      matchLabels:
+        {{- include "headrace.group" (dict "root" $.root "group" $.group) | nindent 8 }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "headrace.nodeSelector" -}}
+{{- $selector := deepCopy .spec.nodeSelector -}}
+{{- with .spec.gpu -}}
+{{- if and (gt (.count | int) 0) .product -}}{{- $_ := set $selector "nvidia.com/gpu.product" .product -}}{{- end -}}
+{{- end -}}
+{{- if $selector -}}{{- toYaml $selector -}}{{- end -}}
+{{- end -}}
+
+{{/* One pod template of the RayCluster. */}}
+{{- define "headrace.podTemplate" -}}
+{{- $v := .root.Values -}}
+metadata:
+  labels:
+    {{- include "headrace.labels" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ .group }}
+    {{- with .spec.labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with .spec.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- if eq .group "head" }}
+  serviceAccountName: {{ include "headrace.headServiceAccount" .root }}
+  automountServiceAccountToken: {{ $v.autoscaling.enabled }}
+  {{- else }}
+  serviceAccountName: {{ include "headrace.workerServiceAccount" .root }}
+  automountServiceAccountToken: false
+  {{- end }}
+  enableServiceLinks: false
+  {{- if $v.autoscaling.enabled }}
+  restartPolicy: Never
+  {{- end }}
+  terminationGracePeriodSeconds: {{ include "headrace.graceSeconds" .root }}
+  securityContext:
+    {{- include "headrace.podSecurityContext" . | nindent 4 }}
+  {{- with $v.imagePullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .spec.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with .spec.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with (include "headrace.nodeSelector" .) }}
+  nodeSelector:
+    {{- . | nindent 4 }}
+  {{- end }}
+  {{- with .spec.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .spec.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with (include "headrace.spread" .) }}
+  {{- . | trim | nindent 2 }}
+  {{- end }}
+  {{- if and (ne .group "head") $v.model.initContainer.image }}
+  initContainers:
+    - name: model
+      {{- toYaml $v.model.initContainer | nindent 6 }}
+      securityContext:
+        {{- include "headrace.securityContext" . | nindent 8 }}
+      volumeMounts:
+        - name: models
+          mountPath: {{ $v.model.mountPath }}
+        - name: tmp
+          mountPath: /tmp
+  {{- end }}
+  containers:
+    - name: headrace
+      image: {{ include "headrace.image" .root }}
+      imagePullPolicy: {{ $v.image.pullPolicy }}
+      command:
+        {{- include "headrace.command" . | nindent 8 }}
+      env:
+        {{- include "headrace.env" . | nindent 8 }}
+      ports:
+        {{- if eq .group "head" }}
+        - {name: gcs, containerPort: {{ $v.ports.gcs }}}
+        {{- else }}
+        - {name: raylet, containerPort: {{ $v.ports.nodeManager }}}
+        {{- end }}
+        {{- if eq .group "router" }}
+        - {name: http, containerPort: {{ $v.ports.http }}}
+        - {name: grpc, containerPort: {{ $v.ports.grpc }}}
+        {{- end }}
+      {{- include "headrace.probes" . | trim | nindent 6 }}
+      {{- if ne .group "head" }}
+      lifecycle:
+        preStop:
+          exec:
+            command: [headrace, leave, --name, {{ include "headrace.fullname" .root }}, --after, {{ ternary "5" "0" (eq .group "router") | quote }}]
+      {{- end }}
+      resources:
+        {{- include "headrace.resources" . | nindent 8 }}
+      securityContext:
+        {{- include "headrace.securityContext" . | nindent 8 }}
+      volumeMounts:
+        {{- include "headrace.volumeMounts" . | nindent 8 }}
+  volumes:
+    {{- include "headrace.volumes" . | nindent 4 }}
+{{- end -}}

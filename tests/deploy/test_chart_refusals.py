@@ -1,0 +1,67 @@
+"""A value that cannot work is refused when Helm renders, with a message that names it: one case for each."""
+
+from typing import Any
+
+import pytest
+import yaml
+from helm_python.errors import HelmError
+
+from tests.deploy.chart import render
+
+REFUSED = {
+    "replica: 2": "replica",
+    "pools: {decode: {replicas: -1}}": "/pools/decode/replicas",
+    "pools: {decode: {replicas: two}}": "/pools/decode/replicas",
+    "pools: {decode: {replica: 2}}": "replica",
+    "pools: {embed: {replicas: 1}}": "embed",
+    "pools: {decode: {minReplicas: 9}}": "pools.decode.minReplicas: 9 is more than maxReplicas, which is 8",
+    "pools: {prefill: {replicas: 20}}": "pools.prefill.replicas: 20 is not between minReplicas 0 and maxReplicas 8",
+    "pools: {prefill: {gpu: {count: -1}}}": "/pools/prefill/gpu/count",
+    "pools: {prefill: {resources: {limits: {memory: 4GB}}}}": "/pools/prefill/resources/limits/memory",
+    "pools: {prefill: {shm: lots}}": "/pools/prefill/shm",
+    "pools: {router: {topologySpread: {whenUnsatisfiable: Never}}}": "/pools/router/topologySpread/whenUnsatisfiable",
+    "pools: {router: {podDisruptionBudget: {maxUnavailable: 0}}}": "/pools/router/podDisruptionBudget/maxUnavailable",
+    "image: {pullPolicy: Sometimes}": "/image/pullPolicy",
+    "image: {digest: latest}": "/image/digest",
+    "model: {name: ''}": "/model/name",
+    "model: {source: s3}": "/model/source",
+    "model: {source: pvc}": "model.pvc.claimName: needed with model.source pvc",
+    "model: {mountPath: models}": "/model/mountPath",
+    "drainSeconds: 0": "/drainSeconds",
+    "config: {timing: {drain_s: 5}}": "config.timing.drain_s: say drainSeconds",
+    "config: {host: 0.0.0.0}": "config.host: the chart sets it",
+    "config: {pools: {decode: {replicas: 3}}}": "config.pools.decode.replicas: say pools.decode.replicas",
+    "config: {router: {http_port: 1}}": "config.router.http_port: the chart sets it",
+    "transport: {require: infiniband}": "/transport/require",
+    "transport: {devices: []}": "/transport/devices",
+    "transport: {portRange: [7200]}": "/transport/portRange",
+    "transport: {portRange: [7299, 7200]}": "transport.portRange: the first port is above the last",
+    "ports: {internal: [29999, 20000]}": "ports.internal: the first port is above the last",
+    "transport: {rdma: {resource: rdma}}": "/transport/rdma/resource",
+    "ports: {http: 70000}": "/ports/http",
+    "redis: {mode: maybe}": "/redis/mode",
+    "redis: {mode: external, external: {existingSecret: one}}": "redis.external.address: needed",
+    "redis: {mode: external, external: {address: 'redis://one:6379'}}": "redis.external.existingSecret: needed",
+    "redis: {mode: external, external: {address: 'redis://:pa55@one:6379'}}": "redis.external.address: without user",
+    "redis: {mode: external, external: {address: 'one:6379'}}": "/redis/external/address",
+    "gcsFaultTolerance: {enabled: true}": "gcsFaultTolerance.enabled: needs redis.mode bundled or external",
+    "service: {type: External}": "/service/type",
+    "ingress: {enabled: true}": "ingress.host: needed with ingress.enabled",
+    "ingress: {grpc: {enabled: true}}": "ingress.grpc.host: needed with ingress.grpc.enabled",
+    "gateway: {enabled: true}": "gateway.parentRefs: needed with gateway.enabled",
+    "serviceMonitor: {interval: often}": "/serviceMonitor/interval",
+    "networkPolicy: {egress: {enabled: true}}": "networkPolicy.egress.apiServer.cidr",
+    "autoscaling: {upscalingMode: Fast}": "/autoscaling/upscalingMode",
+    "fullnameOverride: Head_Race": "/fullnameOverride",
+    "auth: {existingSecret: A B}": "/auth/existingSecret",
+}
+
+
+@pytest.mark.parametrize("values", REFUSED)
+def test_wrong_value_is_named(values: str) -> None:
+    given: dict[str, Any] = yaml.safe_load(values)
+    with pytest.raises(HelmError) as refused:
+        render(given)
+    message = str(refused.value)
+    assert REFUSED[values] in message
+    assert "pa55" not in message  # a password in a URL is not repeated
