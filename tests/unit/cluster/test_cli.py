@@ -31,6 +31,8 @@ SURFACE = {
     "down": {"--name", "--root"},
     "status": {"--name", "--root", "--json"},
     "scale": {"--name", "--root", "sizes"},
+    "node": {"--file", "-f", "--set", "--places", "--root", "kind", "ray_options"},
+    "leave": {"--name", "--root", "--after"},
     "drain": {"--name", "--root", "program"},
     "generate": {"--max-tokens", "--temperature", "--raw", "--name", "--root", "--address", "text"},
     "explain": {"--name", "--root", "--address", "--json", "request"},
