@@ -94,7 +94,7 @@ def run_node(node: Node, config: ClusterConfig, run_dir: RunDir) -> None:
             told.wait()
         else:
             _stay(config, run_dir, told)
-        if (ended := children.ended) is not None:
+        if (ended := children.ended) is not None and not run_dir.leaving_file.exists():
             raise NodeFailed(f"{ended} ended by itself; see its messages above")
 
 
@@ -114,6 +114,8 @@ def _stay(config: ClusterConfig, run_dir: RunDir, told: threading.Event) -> None
     with lock or contextlib.nullcontext():
         run_dir.address_file.write_text(str(config.ray.address), encoding="utf-8")
         told.wait()
+        if run_dir.leaving_file.exists():
+            return
         leave = (sys.executable, "-m", "cluster.cli.main", "leave", "--name", config.name)
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(

@@ -70,6 +70,11 @@ class RunDir:
         self._common_log.unlink(missing_ok=True)
         self._common_log.symlink_to(target)
 
+    @property
+    def leaving_file(self) -> Path:
+        """There since `headrace leave`: that Ray ends on this machine is then as it should be."""
+        return self.folder / "leaving"
+
     def mark_ready(self, name: str, ready: bool) -> None:
         """Leave a file in `ready/` while the program takes calls: a pod's readiness probe looks there."""
         mark = self.folder / "ready" / name
@@ -92,6 +97,7 @@ class RunDir:
             (self.folder / "ready").mkdir()
             self.desired_file.unlink(missing_ok=True)
             self.workers_file.unlink(missing_ok=True)
+            self.leaving_file.unlink(missing_ok=True)
             self.clear_ray()
             create_secret(self.token_file)
             if secret is not None:

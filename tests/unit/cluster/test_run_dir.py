@@ -39,6 +39,7 @@ def test_a_given_secret_is_used(run_dir: RunDir, tmp_path: Path) -> None:
 def test_desired_counts_and_ray_of_an_earlier_run_are_forgotten(run_dir: RunDir) -> None:
     assert run_dir.prepare(load_config(), None).router.workers_file == str(run_dir.workers_file)
     run_dir.workers_file.write_text("[]")
+    run_dir.leaving_file.touch()
     run_dir.desired_file.write_text("{}")
     run_dir.address_file.write_text("127.0.0.1:1")
     folder = run_dir.ray_folder()
@@ -46,6 +47,7 @@ def test_desired_counts_and_ray_of_an_earlier_run_are_forgotten(run_dir: RunDir)
     run_dir.prepare(load_config(), None)
     assert not run_dir.desired_file.exists()
     assert not run_dir.workers_file.exists()
+    assert not run_dir.leaving_file.exists()
     assert run_dir.ray_address() is None
     assert not folder.exists()
 
