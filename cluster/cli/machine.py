@@ -41,6 +41,7 @@ def leave(
 ) -> None:
     """Drain the programs of this machine and take no more: they start again where there is a place."""
     run_dir = run_dir_of(root, name)
+    run_dir.config()  # a wrong name is told before anything is done
     run_dir.leaving_file.touch()
     if after:
         threading.Event().wait(after)

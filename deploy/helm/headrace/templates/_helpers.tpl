@@ -77,14 +77,20 @@ supervisor's 10 s, and 20 s for the preStop command to start and for endpoints t
 {{- if and (ne .Values.model.source "none") (ne .Values.model.name "tracer") -}}yes{{- end -}}
 {{- end -}}
 
+{{/* Pods that hold a pool's first programs: (its values). */}}
+{{- define "headrace.pods" -}}
+{{- div (add .replicas .programsPerPod -1) .programsPerPod -}}
+{{- end -}}
+
 {{/* What cannot be said in values.schema.json: values that do not go together. */}}
 {{- define "headrace.check" -}}
 {{- range $role, $pool := .Values.pools -}}
 {{- if gt ($pool.minReplicas | int) ($pool.maxReplicas | int) -}}
 {{- fail (printf "pools.%s.minReplicas: %d is more than maxReplicas, which is %d" $role ($pool.minReplicas | int) ($pool.maxReplicas | int)) -}}
 {{- end -}}
-{{- if and $.Values.autoscaling.enabled (or (lt ($pool.replicas | int) ($pool.minReplicas | int)) (gt ($pool.replicas | int) ($pool.maxReplicas | int))) -}}
-{{- fail (printf "pools.%s.replicas: %d is not between minReplicas %d and maxReplicas %d" $role ($pool.replicas | int) ($pool.minReplicas | int) ($pool.maxReplicas | int)) -}}
+{{- $pods := include "headrace.pods" $pool | int -}}
+{{- if and $.Values.autoscaling.enabled (or (lt $pods ($pool.minReplicas | int)) (gt $pods ($pool.maxReplicas | int))) -}}
+{{- fail (printf "pools.%s.replicas: %d programs do not fit between minReplicas %d and maxReplicas %d" $role ($pool.replicas | int) ($pool.minReplicas | int) ($pool.maxReplicas | int)) -}}
 {{- end -}}
 {{- end -}}
 {{- range $key := list "name" "model" "served_name" "host" "secret_file" "ray" "store" "transport" -}}

@@ -6,6 +6,9 @@
 - headrace
 - node
 - {{ .group }}
+{{- if ne .group "head" }}
+- --places={{ .spec.programsPerPod }}
+{{- end }}
 - -f
 - /etc/headrace/cluster.yaml
 - --set
