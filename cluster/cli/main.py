@@ -179,7 +179,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Why a recent request went where it went, and what became of it: pairs, their costs, times, outcomes."""
-    told = explaining.find(request, [address.rstrip("/")] if address else _router_urls(_run_dir(root, name)))
+    told = explaining.find(request, [address.rstrip("/")] if address else _router_urls(run_dir_of(root, name)))
     if as_json:
         print(json.dumps(told, indent=2))
     else:
