@@ -169,7 +169,7 @@ def test_with_autoscaling_replicas_are_the_autoscalers_and_without_the_chart_s()
         autoscaled, fixed = variant("autoscaled").group(role), variant("air-gapped").group(role)
         assert "replicas" not in autoscaled
         assert fixed["replicas"] == fixed["minReplicas"] == fixed["maxReplicas"] > 0
-        assert autoscaled["rayStartParams"]["resources"] == f"""'"{{\\"headrace_{role}\\": 1}}"'"""
+        assert autoscaled["rayStartParams"]["resources"] == f'"{{\\"headrace_{role}\\": 1}}"'
 
 
 def test_ray_s_tables_are_on_redis_and_only_the_head_reaches_it() -> None:
