@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +78,7 @@ def measure(entries: int, workers: int, shared: int, clock: Clock) -> Figures:
     fill = Measured(clock)
     for group, packed in _filling(entries, workers, shared):
         for worker in numbers[group * shared : (group + 1) * shared]:
-            fill(lambda worker=worker, packed=packed: index.store(worker, packed))
+            fill(partial(index.store, worker, packed))
     grown = psutil.Process().memory_info().rss - before
     held, refused = index.entries, index.refused
     hits = {blocks: _asked(index, blocks, workers // shared, shared, clock) for blocks in PROMPTS}
@@ -85,7 +86,7 @@ def measure(entries: int, workers: int, shared: int, clock: Clock) -> Figures:
     remove = Measured(clock)
     for group, packed in _filling(entries, workers, shared):
         if group == 0:
-            remove(lambda packed=packed: index.remove(numbers[0], packed))
+            remove(partial(index.remove, numbers[0], packed))
     leave, sweep = Measured(clock), Measured(clock)
     leave(lambda: index.leave(numbers[0]))
     while index.leaving:
@@ -137,7 +138,11 @@ def _asked(index: PrefixIndex, blocks: int, groups: int, shared: int, clock: Clo
         packed = firsts[turn % groups] if groups else strange.bytes(blocks * KEY_BYTES)
         keys: list[BlockKey] = [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
         found: dict[int, int] = {}
-        asked(lambda keys=keys, found=found: found.update(index.match(keys)))
+
+        def ask(keys: list[BlockKey] = keys, found: dict[int, int] = found) -> None:
+            found.update(index.match(keys))
+
+        asked(ask)
         assert len(found) == (shared if groups else 0), "the table does not know what it was told"
         assert set(found.values()) <= {blocks}
     return asked.spread(US)
@@ -152,6 +157,9 @@ def markdown(found: Sequence[Figures], machine: dict[str, str]) -> str:
     def row(label: str, cell: Callable[[Figures], str]) -> None:
         lines.append(f"| {label} | " + " | ".join(cell(figures) for figures in found) + " |")
 
+    def times(found: dict[int, tuple[float, float]], blocks: int) -> str:
+        return _pair(found[blocks])
+
     row("entries (a block on a worker)", lambda f: f"{f.entries:,}")
     row("refused", lambda f: f"{f.refused:,}")
     row("memory, MB", lambda f: number(f.megabytes))
@@ -159,9 +167,9 @@ def markdown(found: Sequence[Figures], machine: dict[str, str]) -> str:
     row(f"storing {KEYS_PER_MESSAGE} keys, p50 / p99 ms", lambda f: _pair(f.store_ms))
     row(f"removing {KEYS_PER_MESSAGE} keys, p50 / p99 ms", lambda f: _pair(f.remove_ms))
     for blocks in PROMPTS:
-        row(f"match of {blocks} blocks, all known, p50 / p99 us", lambda f, b=blocks: _pair(f.hit_us[b]))
+        row(f"match of {blocks} blocks, all known, p50 / p99 us", partial(lambda b, f: times(f.hit_us, b), blocks))
     for blocks in PROMPTS:
-        row(f"match of {blocks} blocks, none known, p50 / p99 us", lambda f, b=blocks: _pair(f.miss_us[b]))
+        row(f"match of {blocks} blocks, none known, p50 / p99 us", partial(lambda b, f: times(f.miss_us, b), blocks))
     row("a worker leaves, us", lambda f: number(f.leave_us))
     row("one sweep, p50 / p99 ms", lambda f: _pair(f.sweep_ms))
     row("sweeps until its number is free again", lambda f: str(f.sweeps))

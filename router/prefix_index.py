@@ -237,7 +237,7 @@ class PrefixIndex:
     def _free_slots(self, buckets: Slots) -> Flags:
         """[n, 2, WAYS]: empty, or, where a bucket pair has no empty slot, known only to be of workers that left."""
         tags = self._tags.take(buckets, axis=0)
-        free = tags == 0
+        free: Flags = tags == 0
         if not free.any(axis=(1, 2)).all():
             masks = self._masks.reshape(-1, WAYS).take(buckets, axis=0)
             free |= (masks & self._live[tags & _GROUP]) == 0

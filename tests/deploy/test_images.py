@@ -65,7 +65,7 @@ def test_every_package_is_copied_and_not_ignored(file: Path) -> None:
 
 
 def test_what_an_image_installs_is_what_pyproject_names() -> None:
-    script = [sys.executable, IMAGES / "dependencies.py", ROOT / "pyproject.toml"]
+    script = [sys.executable, str(IMAGES / "dependencies.py"), str(ROOT / "pyproject.toml")]
     printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines()
     assert printed == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
 

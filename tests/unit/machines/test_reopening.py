@@ -3,8 +3,6 @@
 import asyncio
 import random
 
-import pytest
-
 from router.effects import StreamClosed
 from router.links import StreamKeeper
 from tests.unit.machines.virtual import VirtualLoop
@@ -24,7 +22,11 @@ class Silent(StreamKeeper):
     def __init__(self, loop: VirtualLoop, seed: int) -> None:
         self.served: list[float] = []
         self._loop = loop
-        super().__init__("d:1", (), Seconds(loop), random.Random(seed), pytest.fail)
+        super().__init__("d:1", (), Seconds(loop), random.Random(seed), self._broke)
+
+    @staticmethod
+    def _broke(error: BaseException) -> None:
+        raise error
 
     async def serve(self) -> str:
         self.served.append(self._loop.time())
