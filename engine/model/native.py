@@ -203,6 +203,11 @@ class NativeModel:
         )
         self._kept = packer.kept
 
+    @property
+    def weight_bytes(self) -> int:
+        """What the packed weights, scales and the embedding take."""
+        return sum(tensor.nbytes for tensor in self._kept)
+
     def bind(self, pool: NDArray[np.uint8]) -> None:
         """Use `pool`, uint8 [num_blocks, block_bytes], for KV from now on. Raises ModelError when it does not fit."""
         self._kv = PagedKV(pool, self.layout)
