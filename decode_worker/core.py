@@ -48,7 +48,6 @@ from engine.messages import (
     StepDone,
 )
 from engine.overdue import OverdueWatch
-from engine.rates import StepRates
 from engine.scheduler import StepBudget
 from kv_transfer.staging import Staging
 
@@ -74,7 +73,6 @@ class DecodeCore:
         self._decoding = Decoding(self.state, self.handoffs)
         self._admission = Admission(self.state, self._admitted, self._failed)
         self._overdue = OverdueWatch()
-        self._rates = StepRates()
         self._awaited: set[int] = set()
 
     # -- routers --------------------------------------------------------------------------------------------------
@@ -168,7 +166,7 @@ class DecodeCore:
         if isinstance(report, StepDone):
             seconds = now - self.state.batcher.plan_sent_at
             self._overdue.done(self.state.batcher.in_flight_tokens, seconds)
-            self._rates.done(self.state.batcher.in_flight_work, seconds)
+            self._overdue.rates.done(self.state.batcher.in_flight_work, seconds)
             self._awaited = set(self.handoffs.copying)
             self._decoding.step_done(report)
         elif isinstance(report, ReadDone | ReadFailed):
@@ -351,7 +349,7 @@ class DecodeCore:
 
     def status(self) -> Status:
         """What routers see twice a second."""
-        status = make_status(self.state, self.peers, self._rates, handoffs=self.handoffs.active)
+        status = make_status(self.state, self.peers, self._overdue.rates, handoffs=self.handoffs.active)
         status.ready = not self._overdue.is_late
         return status
 

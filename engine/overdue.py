@@ -1,5 +1,7 @@
 """How long steps take, learnt from the steps themselves: for etas, and to notice a stuck engine (I9)."""
 
+from engine.rates import StepRates
+
 GRACE_S = 10.0
 FACTOR = 20.0
 LATE_S = 2.5  # routers hear of it within a heartbeat: about three seconds after an engine froze nothing new comes
@@ -13,6 +15,7 @@ class OverdueWatch:
     """The pace of steps that read, and how long the engine has owed an answer."""
 
     def __init__(self) -> None:
+        self.rates = StepRates()  # finer, for routers
         self._asked: float | None = None
         self.is_late = False  # at the last `check`: new work should go elsewhere
         self.reading_rate = 0.0  # positions per second in steps that read prompts; 0 before the first

@@ -33,7 +33,6 @@ from engine.faults import make_books
 from engine.messages import Command, Digest, DigestDone, Fatal, Poison, Report, Sampled, SampleSpec, Serve, StepDone
 from engine.overdue import OverdueWatch
 from engine.prefix import keep_right_hits
-from engine.rates import StepRates
 from engine.scheduler import StepBudget
 from engine.sequence import Sequence
 from prefill_worker.effects import Effect, Lost, ToDecode, ToEngine
@@ -62,7 +61,6 @@ class PrefillCore:
         self.counters: Counter[str] = Counter()
         self.draining = False
         self._overdue = OverdueWatch()
-        self._rates = StepRates()
         self._checks: dict[int, Job | tuple[str, Recheck]] = {}
         self._next_check = 0
         self._effects: list[Effect] = []
@@ -107,7 +105,7 @@ class PrefillCore:
         if isinstance(report, StepDone):
             seconds = now - self.batcher.plan_sent_at
             self._overdue.done(self.batcher.in_flight_tokens, seconds)
-            self._rates.done(self.batcher.in_flight_work, seconds)
+            self._overdue.rates.done(self.batcher.in_flight_work, seconds)
             for result in self.batcher.on_done(report):
                 self._advance(result, now)
             self.counters["steps"] += 1
@@ -370,7 +368,7 @@ class PrefillCore:
 
     def status(self) -> Status:
         """What routers see twice a second."""
-        status = make_status(self._config, self.jobs.values(), self.batcher, self._rates, self.counters)
+        status = make_status(self._config, self.jobs.values(), self.batcher, self._overdue.rates, self.counters)
         status.ready = not self._overdue.is_late
         status.draining = self.draining
         return status

@@ -23,7 +23,7 @@ from cluster.core.errors import Unavailable
 from cluster.core.keys import KEY_BYTES, BlockKey
 from cluster.core.protocol import PROTOCOL
 from cluster.stubs.watch_pb2 import Status, WatchEvent, WatchHello
-from router.loads import Report, queue_now
+from router.loads import Report, lend, queue_now
 from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pairable
 from router.prefix_index import PrefixIndex
 from router.requests import Limits
@@ -267,6 +267,7 @@ class WorkerView:
             raise Unavailable(f"{self.address} is not ready")
         status = report.status
         fresh = [booking for booking in self.bookings.values() if not booking.reported]
+        unread = [(b.tokens, b.at, b.reported) for b in self.bookings.values() if b.tokens]
         room = self.free_blocks - sum(booking.blocks for booking in fresh)
         if now < self.health.refused_until:
             room = min(room, self.health.refused_blocks - 1)
@@ -278,7 +279,7 @@ class WorkerView:
             max_context=facts.max_context,
             num_blocks=facts.num_blocks,
             rates=report.rates,
-            queue=queue_now(report, [(b.tokens, b.at) for b in fresh if b.tokens], now, alone=self.role == "prefill"),
+            queue=queue_now(report, unread, now, alone=self.role == "prefill"),
             window_tokens=status.window_tokens,
             active=status.running + status.waiting + status.handing_off + sum(b.sequences for b in fresh),
             context=status.context_tokens + sum(b.context for b in fresh),
@@ -319,7 +320,7 @@ class Workers:
     def loads(self, now: float) -> Snapshot:
         """Every worker that may get new work, without any prefix."""
         decode, prefill = (tuple(w.load(now) for w in self.ready(role, now)) for role in ("decode", "prefill"))
-        return Snapshot(decode, prefill)
+        return lend(decode, prefill)
 
     def for_request(self, loads: Snapshot, keys_of: KeysOf, without: set[str]) -> Snapshot:
         """`loads` with the prefix hits of one request. `without`: decode workers kept free for somebody else."""

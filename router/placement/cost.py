@@ -36,8 +36,8 @@ class Cost:
             return BUSY
         limit = min(option[0].total_ms for option in options) + NEAR_MS
         best, decode, prefill = rng.choice([option for option in options if option[0].total_ms <= limit])
-        ready = field.ready.get(decode.shape, ())
-        ranked = sorted(ready, key=lambda p: (p is not prefill, reckon.remote(reads[p.address], decode, demand).total_ms))
+        answer, ready = reckon.answer(decode, demand), field.ready.get(decode.shape, ())
+        ranked = sorted(ready, key=lambda p: (p is not prefill, reckon.remote(reads[p.address], answer).total_ms))
         others = tuple(other for other, _, _ in options if other is not best)
         return replace(field.served(best, decode, ranked, local=prefill is None), others=others)
 
@@ -47,13 +47,13 @@ def _options(field: Field, reads: Mapping[str, Reading]) -> list[Option]:
     demand = field.demand
     options: list[Option] = []
     for d in field.decode:
-        answer_ms = reckon.decode_ms(d, demand)
-        alone = reckon.local(reckon.local_reading(d, demand), demand, answer_ms)
+        answer = reckon.answer(d, demand)
+        alone = reckon.local(reckon.local_reading(d, demand), answer)
         if field.alone(d):
             options.append((alone, d, None))
             continue
         ready = {p.address for p in field.ready[d.shape]}
-        pairs = [(reckon.remote(reads[p.address], d, demand, answer_ms), d, p) for p in field.prefill[d.shape]]
+        pairs = [(reckon.remote(reads[p.address], answer), d, p) for p in field.prefill[d.shape]]
         options += [pair for pair in pairs if pair[2].address in ready]
         if alone.total_ms <= min(pair[0].total_ms for pair in pairs):
             options.append((alone, d, None))

@@ -5,8 +5,8 @@
 
 - *queue*: an engine reads the shortest prompts first, so the `missing` positions of this one wait for what is shorter,
   and what is longer waits for them. Either costs somebody min(other, missing) positions: the sum over the queue is
-  what this prompt adds to everybody's waiting, its own included. On D streams run between the chunks: each chunk of
-  `local_chunk_tokens` brings one of their steps along.
+  what this prompt adds to everybody's waiting, its own included. The chunk that runs is not interrupted: half of it,
+  on average. On D streams run between the chunks: each `local_chunk_tokens` bring one of their steps along.
 - *compute*: positions that the worker lacks, at the rates it measured at their depth.
 - *transfer*: positions that D lacks, over the measured bandwidth of the pair. Counted whole, though most of it is
   hidden behind the computing: it takes slots and bandwidth from others.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from router.placement.types import Demand, Estimate, WorkerLoad
 
-ANSWER_TOKENS = 128
+ANSWER_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,12 @@ class Reading:
 
 def reading(worker: WorkerLoad, demand: Demand) -> Reading:
     """A prefill worker reads the prompt."""
-    missing = worker.missing(demand.tokens)
-    ahead = displaced(worker.queue, missing)
-    rates = worker.rates
-    return Reading(
-        worker,
-        ahead / rates.tokens_per_s * 1000 if ahead else 0.0,
-        rates.compute_ms(demand.tokens - missing, demand.tokens),
-    )
+    tokens, rates = demand.tokens, worker.rates
+    missing = worker.missing(tokens)
+    queue_ms = 0.0
+    if worker.queue:
+        queue_ms = (displaced(worker.queue, missing) + rates.chunk_tokens / 2) / rates.tokens_per_s * 1000
+    return Reading(worker, queue_ms, rates.compute_ms(tokens - missing, tokens))
 
 
 def local_reading(decode: WorkerLoad, demand: Demand) -> Reading:
@@ -49,8 +47,8 @@ def local_reading(decode: WorkerLoad, demand: Demand) -> Reading:
     alone = reading(decode, demand)
     if not decode.active:
         return alone
-    positions = displaced(decode.queue, decode.missing(demand.tokens)) + decode.missing(demand.tokens)
-    steps = -(-positions // decode.rates.local_chunk_tokens)
+    missing = decode.missing(demand.tokens)
+    steps = -(-(displaced(decode.queue, missing) + missing) // decode.rates.local_chunk_tokens)
     between_ms = steps * decode.rates.step_ms(decode.active, decode.context)
     return Reading(decode, alone.queue_ms + between_ms, alone.compute_ms)
 
@@ -60,30 +58,37 @@ def displaced(queue: Iterable[int], missing: int) -> int:
     return sum(min(other, missing) for other in queue)
 
 
-def decode_ms(decode: WorkerLoad, demand: Demand) -> float:
-    """The first tokens of the answer on this decode worker."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a decode worker lacks of the prompt's KV, and the first tokens of the answer there."""
+
+    worker: WorkerLoad
+    moved_bytes: int
+    decode_ms: float
+
+
+def answer(decode: WorkerLoad, demand: Demand) -> Answer:
+    """The request on this decode worker, whoever reads the prompt."""
+    tokens = demand.tokens
     steps = min(ANSWER_TOKENS, demand.max_tokens - min(demand.histories, default=0))
-    batch = decode.active + len(demand.histories)
-    return max(1, steps) * decode.rates.step_ms(batch, decode.context + demand.tokens)
+    step_ms = decode.rates.step_ms(decode.active + len(demand.histories), decode.context + tokens)
+    return Answer(decode, decode.missing(tokens) * decode.shape.kv_bytes, max(1, steps) * step_ms)
 
 
-def remote(read: Reading, decode: WorkerLoad, demand: Demand, answer_ms: float = 0.0) -> Estimate:
-    """`read` is done by a prefill worker; `answer_ms` from `decode_ms`."""
-    prefill = read.worker
-    moved = decode.missing(demand.tokens) * decode.shape.kv_bytes
-    transfer_ms = moved / decode.rates.gb_per_s(prefill.epoch) / 1e6
-    return Estimate(decode.name, prefill.name, read.queue_ms, read.compute_ms, transfer_ms, answer_ms)
+def remote(read: Reading, answer: Answer) -> Estimate:
+    """`read` is done by a prefill worker."""
+    prefill, decode = read.worker, answer.worker
+    transfer_ms = answer.moved_bytes / decode.rates.gb_per_s(prefill.epoch) / 1e6
+    return Estimate(decode.name, prefill.name, read.queue_ms, read.compute_ms, transfer_ms, answer.decode_ms)
 
 
-def local(read: Reading, demand: Demand, answer_ms: float) -> Estimate:
+def local(read: Reading, answer: Answer) -> Estimate:
     """`read`, from `local_reading`, is done by the decode worker itself."""
-    decode = read.worker
-    return Estimate(decode.name, "", read.queue_ms, read.compute_ms, 0.0, answer_ms + read.compute_ms)
+    return Estimate(answer.worker.name, "", read.queue_ms, read.compute_ms, 0.0, answer.decode_ms + read.compute_ms)
 
 
 def estimate(decode: WorkerLoad, prefill: WorkerLoad | None, demand: Demand) -> Estimate:
     """One choice by itself."""
-    answer_ms = decode_ms(decode, demand)
     if prefill is None:
-        return local(local_reading(decode, demand), demand, answer_ms)
-    return remote(reading(prefill, demand), decode, demand, answer_ms)
+        return local(local_reading(decode, demand), answer(decode, demand))
+    return remote(reading(prefill, demand), answer(decode, demand))

@@ -6,7 +6,6 @@ thing that was: a depth from the nearest depth; a step from the nearest (batch, 
 along `_shape`. Before any measurement the defaults hold; they are the same for every worker, so that queues decide.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -39,13 +38,11 @@ class Rates:
     links: Mapping[int, float] = field(default_factory=dict)
     chunk_tokens: int = DEFAULT_CHUNK
     local_chunk_tokens: int = DEFAULT_CHUNK
+    tokens_per_s: float = field(init=False)  # over all depths measured, each counting alike
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Positions per second over all depths measured, each counting alike."""
-        if not self.prefill:
-            return DEFAULT_TOKENS_PER_S
-        return len(self.prefill) / sum(1 / rate for _, rate in self.prefill)
+    def __post_init__(self) -> None:
+        mean = len(self.prefill) / sum(1 / rate for _, rate in self.prefill) if self.prefill else DEFAULT_TOKENS_PER_S
+        object.__setattr__(self, "tokens_per_s", mean)
 
     def compute_ms(self, start: int, end: int) -> float:
         """To compute positions [start, end) of a prompt, alone and without waiting."""
@@ -67,7 +64,12 @@ class Rates:
         """One decode step of `batch` streams that hold `context` positions together."""
         if not self.steps:
             return DEFAULT_STEP_MS * _shape(batch, context)
-        near = min(self.steps, key=lambda cell: _distance(cell, batch, context))
+        batch_size, context_size = batch.bit_length(), context.bit_length()
+        near, least = self.steps[0], 1 << 30
+        for cell in self.steps:
+            distance = abs(cell.batch.bit_length() - batch_size) + abs(cell.context.bit_length() - context_size)
+            if distance < least:
+                near, least = cell, distance
         return near.ms * _shape(batch, context) / _shape(near.batch, near.context)
 
     def gb_per_s(self, epoch: int) -> float:
@@ -88,7 +90,3 @@ def read_rates(message: RatesMessage) -> Rates:
 
 def _shape(batch: int, context: int) -> float:
     return 1 + batch / DOUBLE_BATCH + context / DOUBLE_CONTEXT
-
-
-def _distance(cell: StepCell, batch: int, context: int) -> float:
-    return abs(math.log2((cell.batch + 1) / (batch + 1))) + abs(math.log2((cell.context + 1024) / (context + 1024)))

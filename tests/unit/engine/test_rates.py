@@ -41,7 +41,8 @@ def test_steps_are_measured_by_batch_and_context() -> None:
     rates.done(Work((), 24, 24_000), 0.030)
     (small, large) = rates.steps()
     assert small == (1, 100, 0.010)
-    assert large == (22, 22222, pytest.approx(0.030))
+    assert large[:2] == (22, 22222)
+    assert large[2] == pytest.approx(0.030)
 
 
 def test_reading_between_streams_is_charged_what_decoding_alone_would_not_have_taken() -> None:
@@ -50,7 +51,7 @@ def test_reading_between_streams_is_charged_what_decoding_alone_would_not_have_t
     assert rates.prefill() == []
     rates.done(Work((), 4, 1000), 0.1)
     rates.done(Work(((0, 100),), 5, 1200), 0.3)
-    assert rates.prefill() == [(512, pytest.approx(500.0))]
+    assert dict(rates.prefill()) == pytest.approx({512: 500.0})
 
 
 def test_bounds_of_depth_double() -> None:

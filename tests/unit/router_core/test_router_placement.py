@@ -140,7 +140,7 @@ def test_a_prompt_that_turned_away_goes_elsewhere(policy: str) -> None:
 @ALL
 def test_a_prompt_beyond_the_window_of_a_prefill_worker_waits_in_the_router(policy: str) -> None:
     full = worker("p0", queue=(3500,), window_tokens=4096)
-    streaming = worker("d0", active=9)
+    streaming = worker("d0", active=9, queue=(4000,))
     assert ask(policy, LONG, [streaming], [full]) == Wait("prefill workers are busy")
     for roomy in (
         replace(full, queue=()),
@@ -211,4 +211,4 @@ def test_every_policy_says_what_its_choice_costs() -> None:
     for policy in POLICIES:
         estimate = chosen(policy, LONG, [decode], [prefill]).estimate
         assert (estimate.decode, estimate.prefill) == ("d0", "p0")
-        assert (estimate.queue_ms, estimate.compute_ms) == (50.0, 400.0)
+        assert (estimate.queue_ms, estimate.compute_ms) == (50.0 + 64.0, 400.0)
