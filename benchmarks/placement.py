@@ -3,7 +3,7 @@
     python -m benchmarks.placement TRACE.jsonl... [--requests 4000] [--policies cost,round_robin] [--window 0]
 
 Per trace (Mooncake's format, see modelled/traces.py):
-1. `round_robin` is offered far more than it can serve; how fast it then serves is its capacity.
+1. The capacity of `round_robin` is found: the rate at which its prefill workers would be busy all the time.
 2. Each policy plays the same requests at LOADS of that, in the trace's own rhythm.
 3. Printed and written: TTFT p50, p99, mean, the share of prompt positions that nobody computed, and whether `cost` was
    best or within MARGIN of it.
@@ -33,7 +33,7 @@ from router.placement import POLICIES
 RESULTS = Path(__file__).with_name("results")
 LOADS = (0.5, 0.7, 0.8, 0.9)
 BASE = "round_robin"
-OVERLOAD = 1000.0  # requests per second: all at once, for any cluster that is played here
+FIRST_RATE = 5.0  # requests per second: well below what the cluster can do
 QUEUE = 1_000_000
 MARGIN = 1.02
 
@@ -72,11 +72,19 @@ def settings(policy: str) -> RouterSettings:
 
 
 def capacity(asks: Sequence[Ask], window: int) -> float:
-    """Requests per second that BASE serves while it always has more: between the first and the last tenth of answers."""
-    outcomes = Player(arriving(list(asks), OVERLOAD), Shape(window=window), settings(BASE)).play()
-    answered = sorted(o.arrived + o.ttft for o in outcomes if o.ttft is not None)
-    first, last = len(answered) // 10, len(answered) * 9 // 10
-    return (last - first) / (answered[last] - answered[first])
+    """Requests per second at which the prefill workers of BASE would be busy all the time.
+
+    That is, of as many seconds as there are prefill workers, how many a request takes; measured where it is to be used,
+    since prefixes that are hit depend on the rate.
+    """
+    found, rate = 0.0, FIRST_RATE
+    for _ in range(2):
+        player = Player(arriving(list(asks), rate), Shape(window=window), settings(BASE))
+        player.play()
+        workers = player.cluster.prefill.values()
+        found = len(asks) * len(workers) / sum(worker.busy_s for worker in workers)
+        rate = 0.8 * found
+    return found
 
 
 def play(run: Run) -> Cell:
@@ -155,7 +163,7 @@ def main() -> int:
         [],
         [
             f"8 prefill and 8 decode workers as modelled/hardware.py; admission window: {options.window or 'none'}",
-            f"one position stands for {SCALE} of the trace (prompts, pools and rates alike: times are those of the trace)",
+            f"one position stands for {SCALE} of the trace, in prompts, pools and rates: times are those of the trace",
         ],
     )
     with ProcessPoolExecutor(options.jobs) as pool:
