@@ -23,6 +23,7 @@ from cluster.core.errors import Unavailable
 from cluster.core.keys import KEY_BYTES, BlockKey
 from cluster.core.protocol import PROTOCOL
 from cluster.stubs.watch_pb2 import Status, WatchEvent, WatchHello
+from router.health import Health
 from router.loads import Report, lend, queue_now
 from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pairable
 from router.prefix_index import PrefixIndex
@@ -61,38 +62,6 @@ class SessionState:
     epoch: int = 0  # from the worker's Hello on this session; 0 before it came
     last_seen: float = 0.0
     broken_at: float | None = None  # since then attempts wait for it to come back
-
-
-@dataclass(slots=True)
-class Health:
-    """Memory of failures and refusals. A client's error never gets here (I11)."""
-
-    failures: int = 0
-    cooling_until: float = 0.0
-    refusals: int = 0
-    refused_until: float = 0.0
-    refused_blocks: int = 0
-
-    def failed(self, now: float) -> None:
-        self.failures += 1
-        self.cooling_until = now + min(30.0, 0.5 * 2.0 ** (self.failures - 1))
-
-    def succeeded(self) -> None:
-        self.failures = 0
-
-    def refused(self, blocks: int, retry_after_s: float, now: float) -> None:
-        """No room for `blocks`: nothing as large is sent again before the hint, doubled each time in a row, is over."""
-        self.refusals += 1
-        self.refused_blocks = min(blocks, self.refused_blocks) if now < self.refused_until else blocks
-        wait = max(retry_after_s, 0.05 * 2.0 ** min(self.refusals - 1, 5))
-        self.refused_until = now + min(2.0, wait)
-
-    def paused(self, retry_after_s: float, now: float) -> None:
-        """A prefill worker would take nothing: it is left alone until its hint is over."""
-        self.refused_until = now + min(2.0, max(0.05, retry_after_s))
-
-    def accepted(self) -> None:
-        self.refusals = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from benchmarks.modelled.hardware import Hardware
 from benchmarks.modelled.traces import BLOCK, FINGERPRINT
-from cluster.core.keys import BlockKey
+from cluster.core.keys import BlockKey, pack_keys
 from cluster.core.protocol import PROTOCOL
 from cluster.stubs.common_pb2 import Layout, WorkerIdentity
 from cluster.stubs.watch_pb2 import Removed, Snapshot, Status, Stored, WatchEvent, WatchHello
@@ -66,13 +66,12 @@ class Publisher:
             max_context=MAX_CONTEXT,
             num_blocks=worker.books.num_blocks,
             block_size=BLOCK,
+            routing_stride=worker.books.routing_stride,
         )
-        for event in (
-            WatchEvent(hello=hello),
-            WatchEvent(snapshot=Snapshot(keys=b"".join(worker.books.keys()))),
-            WatchEvent(status=worker.status()),
-        ):
-            self._put(router, event)
+        self._put(router, WatchEvent(hello=hello))
+        for packed in list(pack_keys(worker.books.routing_keys())) or [b""]:
+            self._put(router, WatchEvent(snapshot=Snapshot(keys=packed)))
+        self._put(router, WatchEvent(status=worker.status()))
 
     def publish(self, stored: Sequence[BlockKey], removed: Sequence[BlockKey]) -> None:
         """What came into the prefix index and what left it; told in one batch."""
@@ -90,13 +89,13 @@ class Publisher:
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, {}
-        removed = b"".join(key for key, is_stored in pending.items() if not is_stored)
-        stored = b"".join(key for key, is_stored in pending.items() if is_stored)
+        removed = [key for key, is_stored in pending.items() if not is_stored]
+        stored = [key for key, is_stored in pending.items() if is_stored]
         for router in self._watchers:
-            if removed:
-                self._put(router, WatchEvent(removed=Removed(keys=removed)))
-            if stored:
-                self._put(router, WatchEvent(stored=Stored(keys=stored)))
+            for packed in pack_keys(removed):
+                self._put(router, WatchEvent(removed=Removed(keys=packed)))
+            for packed in pack_keys(stored):
+                self._put(router, WatchEvent(stored=Stored(keys=packed)))
 
     def _put(self, router: str, event: WatchEvent) -> None:
         hear, sequence = self._watchers[router]

@@ -12,8 +12,8 @@ from router.placement.prefix import Prefix
 from router.placement.rates import Rates, StepCell, read_rates
 from router.placement.round_robin import RoundRobin
 from router.placement.types import (
+    Considered,
     Demand,
-    Estimate,
     NoPair,
     Placement,
     Policy,
@@ -33,8 +33,8 @@ POLICIES: dict[str, type[Policy]] = {
 
 __all__ = [
     "POLICIES",
+    "Considered",
     "Demand",
-    "Estimate",
     "NoPair",
     "Placement",
     "Policy",

@@ -10,7 +10,6 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import replace
 
 from router.placement import estimate as reckon
 from router.placement.eligible import BUSY, Field, candidates
@@ -38,8 +37,8 @@ class Cost:
         best, decode, prefill = rng.choice([option for option in options if option[0].total_ms <= limit])
         answer, ready = reckon.answer(decode, demand), field.ready.get(decode.shape, ())
         ranked = sorted(ready, key=lambda p: (p is not prefill, reckon.remote(reads[p.address], answer).total_ms))
-        others = tuple(other for other, _, _ in options if other is not best)
-        return replace(field.served(best, decode, ranked, local=prefill is None), others=others)
+        others = sorted((other for other, _, _ in options if other is not best), key=lambda other: other.total_ms)
+        return field.served(best, decode, ranked, others)
 
 
 def _options(field: Field, reads: Mapping[str, Reading]) -> list[Option]:

@@ -18,6 +18,7 @@ from router.placement.estimate import estimate
 from router.placement.types import Demand, Estimate, NoPair, Placement, Shape, Snapshot, Wait, WorkerLoad, difference
 
 MAX_PREFILL = 3  # D tries at most two; the third is for when one of them has just gone
+MAX_CONSIDERED = 3  # pairs a Placement tells of
 BUSY = Wait("prefill workers are busy")
 
 
@@ -35,13 +36,17 @@ class Field:
         few = decode.missing(self.demand.tokens) <= self.demand.local_max_tokens
         return few or decode.shape not in self.prefill
 
-    def served(self, estimate: Estimate, decode: WorkerLoad, ranked: Sequence[WorkerLoad], *, local: bool) -> Placement:
-        """The placement on `decode`, with the prefill workers it may ask, in this order.
+    def served(
+        self, chosen: Estimate, decode: WorkerLoad, ranked: Sequence[WorkerLoad], others: Sequence[Estimate] = ()
+    ) -> Placement:
+        """The placement on `decode`, with the prefill workers it may ask, in this order. `others`: next best first.
 
-        When `local` they are for the case that D has lost the prefix meanwhile.
+        When D is to read by itself, prefill workers are for the case that it has lost the prefix meanwhile.
         """
+        local = not chosen.prefill
         most = max(self.demand.local_max_tokens, decode.missing(self.demand.tokens) if local else 0)
-        return Placement(decode, tuple(ranked[:MAX_PREFILL]), local, most, estimate)
+        considered = tuple(estimate.told() for estimate in (chosen, *others)[:MAX_CONSIDERED])
+        return Placement(decode, tuple(ranked[:MAX_PREFILL]), local, most, chosen.total_ms, considered)
 
 
 def candidates(demand: Demand, snapshot: Snapshot) -> Field | Wait | NoPair:
@@ -71,7 +76,7 @@ def in_order(
         alone, ranked = field.alone(worker), rank(field.ready.get(worker.shape, ()))
         if alone or ranked:
             prefill = None if alone else ranked[0]
-            return field.served(estimate(worker, prefill, field.demand), worker, ranked, local=alone)
+            return field.served(estimate(worker, prefill, field.demand), worker, ranked)
     return BUSY
 
 

@@ -1,6 +1,7 @@
 """What placement looks at and what it answers: plain, immutable values."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -106,6 +107,18 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
+class Considered:
+    """One pair that was compared, for people: names of the workers, and the terms of its cost, which is their sum.
+
+    `prefill` is empty where decode would prefill by itself.
+    """
+
+    decode: str
+    prefill: str
+    terms_ms: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """Milliseconds that one choice should take, by part. `prefill` empty: the decode worker reads the prompt."""
 
@@ -120,21 +133,28 @@ class Estimate:
     def total_ms(self) -> float:
         return self.queue_ms + self.compute_ms + self.transfer_ms + self.decode_ms
 
+    def told(self) -> Considered:
+        """For people."""
+        terms = {"queue": self.queue_ms, "compute": self.compute_ms, "transfer": self.transfer_ms}
+        if not self.prefill:
+            del terms["transfer"]
+        return Considered(self.decode, self.prefill, {**terms, "decode": self.decode_ms})
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a request goes. `local`: D is expected to prefill by itself, even if `prefill` is not empty.
 
     `local_max_tokens`: what D is told; with at most so many positions to compute it does prefill by itself.
-    `estimate` is that of this choice; `others` are the choices it was compared with, where the policy compares any.
+    `considered`: the chosen pair, then the next best ones where the policy compares any, MAX_CONSIDERED in all.
     """
 
     decode: WorkerLoad
     prefill: tuple[WorkerLoad, ...]
     local: bool
     local_max_tokens: int
-    estimate: Estimate
-    others: tuple[Estimate, ...] = ()
+    estimate_ms: float
+    considered: tuple[Considered, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class OneRequest(RuleBasedStateMachine):
         for event in FakeWorker("d", "decode").hello():
             view.on_watch(event, 0.0)
         demand = self.follow.demand(0, may_force_local=False)
-        return Placement(view.load(0.0), (), True, 0, Estimate("d", "", 0.0, 0.0, 0.0, 1.0)), demand
+        return Placement(view.load(0.0), (), True, 0, 1.0), demand
 
     @precondition(lambda self: self.follow.phase is Phase.WAITING)
     @rule()

@@ -116,9 +116,13 @@ def test_dear_reading_on_decode_is_no_way_out_of_waiting() -> None:
 
 
 def test_what_was_compared_is_told() -> None:
-    result = cheapest(LONG, [worker("d0", active=1), worker("d1", active=9)], [worker("p0"), worker("p1", queue=(9,))])
-    assert {(other.decode, other.prefill) for other in result.others} >= {("d0", "p1"), ("d1", "p0"), ("d1", "p1")}
-    assert all(other.total_ms >= result.estimate.total_ms for other in result.others)
+    """The chosen pair first, then the next best, each with the terms that make its cost."""
+    decode = [worker("d0", active=1), worker("d1", active=90)]
+    result = cheapest(LONG, decode, [worker("p0"), worker("p1", queue=(9,)), worker("p2", queue=(900,))])
+    assert [(pair.decode, pair.prefill) for pair in result.considered] == [("d0", "p0"), ("d0", "p1"), ("d1", "p0")]
+    assert set(result.considered[0].terms_ms) == {"queue", "compute", "transfer", "decode"}
+    alone = cheapest(LONG, [worker("d0", cached_tokens=980)], [worker("p0")]).considered
+    assert [(pair.prefill, set(pair.terms_ms)) for pair in alone] == [("", {"queue", "compute", "decode"})]
 
 
 def test_equal_workers_are_drawn_at_random() -> None:

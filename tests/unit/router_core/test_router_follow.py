@@ -8,7 +8,7 @@ from cluster.core.keys import KeyChain, root_key
 from cluster.stubs.common_pb2 import TokenLogprob as WireLogprob
 from cluster.stubs.session_pb2 import HandedOff, PrefillOn, TokenRun
 from router.follow import Follow, Phase, ProtocolBreach
-from router.placement import Demand, Estimate, Placement, Shape, WorkerLoad
+from router.placement import Demand, Placement, Shape, WorkerLoad
 from router.queue import Entry
 from router.records import record_of
 from router.requests import Request, TokenEvent, TokenLogprob, Trace
@@ -16,7 +16,7 @@ from router.requests import Request, TokenEvent, TokenLogprob, Trace
 SHAPE = Shape(1, (2, 2, 8, 4, "float32"), b"weights")
 DECODE = WorkerLoad("d0:1", "d0", 5, SHAPE, max_context=100, num_blocks=20, room_blocks=20)
 PREFILL = WorkerLoad("p0:1", "p0", 6, SHAPE, max_context=100, num_blocks=20)
-PLACEMENT = Placement(DECODE, (PREFILL,), False, 64, Estimate("d0", "p0", 0.0, 1.0, 0.0, 1.0))
+PLACEMENT = Placement(DECODE, (PREFILL,), False, 64, 1.0)
 
 
 def following(n: int = 1, max_tokens: int = 10, prompt: int = 9) -> Follow:

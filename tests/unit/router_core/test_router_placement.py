@@ -209,6 +209,8 @@ def test_every_policy_says_what_its_choice_costs() -> None:
     rates = Rates(prefill=((4096, 2000.0),))
     decode, prefill = worker("d0", active=9), worker("p0", cached_tokens=200, queue=(100,), rates=rates)
     for policy in POLICIES:
-        estimate = chosen(policy, LONG, [decode], [prefill]).estimate
-        assert (estimate.decode, estimate.prefill) == ("d0", "p0")
-        assert (estimate.queue_ms, estimate.compute_ms) == (50.0 + 64.0, 400.0)
+        result = chosen(policy, LONG, [decode], [prefill])
+        first = result.considered[0]
+        assert (first.decode, first.prefill) == ("d0", "p0")
+        assert (first.terms_ms["queue"], first.terms_ms["compute"]) == (50.0 + 64.0, 400.0)
+        assert sum(first.terms_ms.values()) == result.estimate_ms
