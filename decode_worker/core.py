@@ -32,6 +32,7 @@ from decode_worker.handoffs import Callbacks, HandOffs
 from decode_worker.peers import Peers
 from decode_worker.sessions import STOPPED, can_replay
 from decode_worker.state import Facts, State
+from decode_worker.status import make_status
 from decode_worker.transfer import Transfer
 from engine.batcher import Batcher
 from engine.faults import make_books
@@ -163,7 +164,9 @@ class DecodeCore:
 
     def from_engine(self, report: Report, now: float) -> None:
         if isinstance(report, StepDone):
-            self._overdue.done(self.state.batcher.in_flight_tokens, now - self.state.batcher.plan_sent_at)
+            seconds = now - self.state.batcher.plan_sent_at
+            self._overdue.done(self.state.batcher.in_flight_tokens, seconds)
+            self._overdue.rates.done(self.state.batcher.in_flight_work, seconds)
             self._awaited = set(self.handoffs.copying)
             self._decoding.step_done(report)
         elif isinstance(report, ReadDone | ReadFailed):
@@ -346,37 +349,9 @@ class DecodeCore:
 
     def status(self) -> Status:
         """What routers see twice a second."""
-        state, books = self.state, self.state.books
-        attempts = list(state.attempts.values())
-        in_phase = {phase: sum(a.phase is phase for a in attempts) for phase in Phase}
-        queued = sum(
-            len(a.prompt.tokens) - a.prompt.computed
-            for a in attempts
-            if a.prompt is not None and a.phase is Phase.PREFILLING
-        )
-        gauges = {
-            "blocks_in_use": books.in_use,
-            "slots_in_use": state.staging.in_use,
-            "slots_set_aside": state.staging.set_aside,
-            "attempts": len(attempts),
-            "sequences": len(state.batcher.sequences),
-            "handoffs": self.handoffs.active,
-            "wait_line": in_phase[Phase.WAITING],
-            "unsettled": state.sessions.unsettled,
-        }
-        return Status(
-            ready=not self._overdue.is_late,
-            draining=state.draining,
-            free_blocks=books.available,
-            running=sum(len(a.live) for a in attempts if a.phase is Phase.DECODING),
-            waiting=in_phase[Phase.WAITING],
-            queued_tokens=queued,
-            handing_off=in_phase[Phase.HANDING_OFF],
-            prefill_tokens_per_s=self._overdue.reading_rate,
-            step_s=self._overdue.decode_step_s,
-            gauges=gauges,
-            counters=dict(state.counters),
-        )
+        status = make_status(self.state, self.peers, self._overdue.rates, handoffs=self.handoffs.active)
+        status.ready = not self._overdue.is_late
+        return status
 
     def check_integrity(self) -> None:
         """Audit every book of this worker. Raises IntegrityError."""

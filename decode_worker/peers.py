@@ -34,6 +34,7 @@ class Peer:
     hello: PrefillHello | None = None
     readable: bool = False
     needs_polling: bool = False
+    gb_per_s: float = 0.0  # what reads reached when the link was warmed
     reason: str = ""
     ask_again_at: float = 0.0
     waiting: list[FromDecodePeer] = field(default_factory=list)
@@ -125,10 +126,14 @@ class Peers:
         peer = self._by_agent(report.peer)
         if peer is not None:
             peer.readable = True
-            peer.needs_polling = report.needs_polling
+            peer.needs_polling, peer.gb_per_s = report.needs_polling, report.gb_per_s
             message = Warmed(needs_polling=report.needs_polling, gb_per_s=report.gb_per_s)
             self._state.to_prefill(peer.name, FromDecodePeer(warmed=message))
         return peer
+
+    def bandwidths(self) -> dict[int, float]:
+        """GB/s by the epoch of each prefill worker that can be read from."""
+        return {p.address.epoch: p.gb_per_s for p in self._peers.values() if p.readable and p.gb_per_s > 0}
 
     def ask_to_poll(self, peer: Peer) -> None:
         """Reads from this peer hang: even a warm link over CMA may need the holder's help to end (measured)."""

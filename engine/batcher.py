@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cluster.core.errors import IntegrityError
 from engine.blocks import BlockBooks
 from engine.messages import Fill, FilledBlock, Row, Sampled, Step, StepDone
+from engine.rates import Work
 from engine.scheduler import StepBudget, choose
 from engine.sequence import Sequence
 
@@ -52,6 +53,14 @@ class Batcher:
     def in_flight_tokens(self) -> int:
         """Positions in the plan in flight."""
         return sum(s.in_flight for s, _ in self._in_flight or [])
+
+    @property
+    def in_flight_work(self) -> Work:
+        """The plan in flight as what it costs: prompts that are read, and streams."""
+        rows = [(sequence, row.start) for sequence, row in self._in_flight or []]
+        streams = [start + 1 for sequence, start in rows if start + 1 >= len(sequence.tokens)]
+        reads = tuple((start, s.in_flight) for s, start in rows if start + 1 < len(s.tokens))
+        return Work(reads, len(streams), sum(streams))
 
     def new_id(self) -> int:
         """An id for a sequence, never used before on this engine."""

@@ -1,4 +1,6 @@
-"""How long steps take, learnt from the steps themselves: for etas, for routers, and to notice a stuck engine (I9)."""
+"""How long steps take, learnt from the steps themselves: for etas, and to notice a stuck engine (I9)."""
+
+from engine.rates import StepRates
 
 GRACE_S = 10.0
 FACTOR = 20.0
@@ -6,26 +8,23 @@ LATE_S = 2.5  # routers hear of it within a heartbeat: about three seconds after
 LATE_FACTOR = 6.0
 WEIGHT = 0.2  # of the newest step in the moving averages
 DEFAULT_TOKENS_PER_S = 200.0  # before anything was measured: pessimistic, so that nobody is declared late too early
-READING = 16  # a step with at least so many positions counts as reading, otherwise as decoding
+READING = 16  # a step with at least so many positions counts as reading, otherwise it says nothing of the pace
 
 
 class OverdueWatch:
-    """Moving averages of step durations, and how long the engine has owed an answer."""
+    """The pace of steps that read, and how long the engine has owed an answer."""
 
     def __init__(self) -> None:
+        self.rates = StepRates()  # finer, for routers
         self._asked: float | None = None
         self.is_late = False  # at the last `check`: new work should go elsewhere
         self.reading_rate = 0.0  # positions per second in steps that read prompts; 0 before the first
-        self.decode_step_s = 0.0  # seconds of a step that only decodes; 0 before the first
 
     def done(self, tokens: int, seconds: float) -> None:
         """A step of `tokens` positions took `seconds`."""
         if tokens >= READING:
             rate = tokens / max(seconds, 1e-9)
             self.reading_rate = rate if not self.reading_rate else (1 - WEIGHT) * self.reading_rate + WEIGHT * rate
-        else:
-            old = self.decode_step_s
-            self.decode_step_s = seconds if not old else (1 - WEIGHT) * old + WEIGHT * seconds
 
     def predict(self, tokens: int) -> float:
         """Expected seconds for `tokens` positions."""

@@ -20,6 +20,11 @@ class StepBudget:
     max_batch: int
     local_share: float = 1.0
 
+    @property
+    def local_tokens(self) -> int:
+        """What readers may take of a step while sequences decode."""
+        return max(1, int(self.chunk_tokens * self.local_share))
+
 
 def choose(sequences: Iterable[Sequence], budget: StepBudget) -> list[tuple[Sequence, int]]:
     """Sequences of the next step with the number of positions each may compute, decoding ones first."""
@@ -28,7 +33,7 @@ def choose(sequences: Iterable[Sequence], budget: StepBudget) -> list[tuple[Sequ
     chosen = [(s, 1) for s in decoding[: budget.max_batch]]
     left = budget.chunk_tokens - len(chosen)
     if chosen:
-        left = min(left, max(1, int(budget.chunk_tokens * budget.local_share)))
+        left = min(left, budget.local_tokens)
     readers = sorted(
         (s for s in runnable if not s.decoding),
         key=lambda s: (s.remaining - s.passed_over * budget.chunk_tokens, s.arrival, s.id),

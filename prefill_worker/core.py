@@ -38,6 +38,7 @@ from engine.sequence import Sequence
 from prefill_worker.effects import Effect, Lost, ToDecode, ToEngine
 from prefill_worker.jobs import Job, Phase, job_problem
 from prefill_worker.readers import Readers
+from prefill_worker.status import make_status
 
 RETRY_AFTER_S = 0.05
 
@@ -102,7 +103,9 @@ class PrefillCore:
 
     def from_engine(self, report: Report, now: float) -> None:
         if isinstance(report, StepDone):
-            self._overdue.done(self.batcher.in_flight_tokens, now - self.batcher.plan_sent_at)
+            seconds = now - self.batcher.plan_sent_at
+            self._overdue.done(self.batcher.in_flight_tokens, seconds)
+            self._overdue.rates.done(self.batcher.in_flight_work, seconds)
             for result in self.batcher.on_done(report):
                 self._advance(result, now)
             self.counters["steps"] += 1
@@ -365,24 +368,10 @@ class PrefillCore:
 
     def status(self) -> Status:
         """What routers see twice a second."""
-        phases = [job.phase for job in self.jobs.values()]
-        gauges = {
-            "blocks_in_use": self.books.in_use,
-            "jobs": len(self.jobs),
-            "jobs_pinned": phases.count(Phase.DONE),
-            "sequences": len(self.batcher.sequences),
-        }
-        return Status(
-            ready=not self._overdue.is_late,
-            draining=self.draining,
-            free_blocks=self.books.available,
-            running=phases.count(Phase.RUNNING),
-            waiting=phases.count(Phase.CHECKING),
-            queued_tokens=self.queued_tokens,
-            prefill_tokens_per_s=self._overdue.reading_rate,
-            gauges=gauges,
-            counters=dict(self.counters),
-        )
+        status = make_status(self._config, self.jobs.values(), self.batcher, self._overdue.rates, self.counters)
+        status.ready = not self._overdue.is_late
+        status.draining = self.draining
+        return status
 
     def check_integrity(self) -> None:
         """Audit every book of this worker. Raises IntegrityError."""

@@ -39,12 +39,12 @@ class Books:
         self.queue.take(follow.request.request_id, now)
         attempt = follow.start(placement, demand, now)
         self.attempts[attempt.id] = follow
-        missing = max(1, demand.tokens - placement.decode.cached_tokens) if placement.local else 0
-        sequences = len(demand.histories)
-        self.workers.by_address[attempt.address].bookings[attempt.id] = Booking(missing, attempt.blocks, sequences)
+        missing = placement.decode.missing(demand.tokens) if placement.local else 0
+        booking = Booking(missing, attempt.blocks, len(demand.histories), demand.tokens, now)
+        self.workers.by_address[attempt.address].bookings[attempt.id] = booking
         if not placement.local:
             first = placement.prefill[0]
-            self._book_prefill(attempt, first.address, max(1, demand.tokens - first.cached_tokens))
+            self._book_prefill(attempt, first.address, first.missing(demand.tokens), now)
         return attempt
 
     def acknowledge(self, attempt: Attempt) -> None:
@@ -53,16 +53,19 @@ class Books:
             if address is not None:
                 self.workers.by_address[address].bookings[attempt.id].acknowledged = True
 
-    def move_prefill(self, attempt: Attempt, address: str | None) -> None:
+    def move_prefill(self, attempt: Attempt, address: str | None, now: float) -> None:
         """Another prefill worker computes the prompt; None: nobody does any more, or decode itself."""
         if attempt.booked_prefill == address:
             return
-        tokens = attempt.tokens
-        if attempt.booked_prefill is not None:
-            tokens = self.workers.by_address[attempt.booked_prefill].bookings.pop(attempt.id).tokens
-            attempt.booked_prefill = None
+        tokens = self._end_prefill(attempt)
         if address is not None and address in self.workers.by_address:
-            self._book_prefill(attempt, address, tokens)
+            self._book_prefill(attempt, address, tokens, now)
+
+    def computed(self, attempt: Attempt) -> None:
+        """The prompt is computed, wherever that was: nothing of it is queued any more."""
+        self._end_prefill(attempt)
+        decode = self.workers.by_address[attempt.address]
+        decode.computed(decode.bookings[attempt.id])
 
     def release(self, follow: Follow, outcome: str, now: float) -> Attempt:
         """The attempt is over, the request is not: it is nowhere until it is put back or closed."""
@@ -91,7 +94,7 @@ class Books:
         for attempt_id in list(worker.bookings):
             attempt = self.attempts[attempt_id].attempt
             if attempt is not None and attempt.booked_prefill == worker.address:
-                self.move_prefill(attempt, None)
+                self._end_prefill(attempt)
 
     def forced_local(self) -> int:
         """Attempts that decode workers prefill only because no prefill worker would."""
@@ -133,11 +136,19 @@ class Books:
     def _runs_on(self, follow: Follow, address: str) -> bool:
         return follow.attempt is not None and follow.attempt.address == address
 
-    def _book_prefill(self, attempt: Attempt, address: str, tokens: int) -> None:
-        self.workers.by_address[address].bookings[attempt.id] = Booking(tokens, 0, 0)
+    def _book_prefill(self, attempt: Attempt, address: str, tokens: int, now: float) -> None:
+        self.workers.by_address[address].bookings[attempt.id] = Booking(tokens, 0, 0, at=now)
         attempt.booked_prefill = address
+
+    def _end_prefill(self, attempt: Attempt) -> int:
+        """Nobody computes the prompt any more, or decode itself. Returns the positions that were booked."""
+        if attempt.booked_prefill is None:
+            return attempt.tokens
+        tokens = self.workers.by_address[attempt.booked_prefill].unbook(attempt.id)
+        attempt.booked_prefill = None
+        return tokens
 
     def _unbook(self, attempt: Attempt) -> None:
         del self.attempts[attempt.id]
-        self.move_prefill(attempt, None)
-        del self.workers.by_address[attempt.address].bookings[attempt.id]
+        self._end_prefill(attempt)
+        self.workers.by_address[attempt.address].unbook(attempt.id)

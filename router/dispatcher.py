@@ -38,7 +38,7 @@ from router.effects import (
 from router.endings import Endings
 from router.follow import Follow
 from router.hearing import Hearing
-from router.placement import NoPair, Snapshot, Wait, place
+from router.placement import POLICIES, NoPair, Snapshot, Wait
 from router.prefix_index import PrefixIndex
 from router.queue import SCAN
 from router.records import RequestRecord
@@ -67,6 +67,7 @@ class DispatcherCore:
         self._unavailable_s = unavailable_s
         self._resume_s = timing.resume_s / 2
         self._sessions = 0
+        self._policy = POLICIES[settings.policy]()
         index = PrefixIndex(settings.prefix_index_entries)
         self._books = Books(settings.queue_limit, timing.suspect_s, index, settings.debug_requests)
         self._workers = self._books.workers
@@ -327,7 +328,7 @@ class DispatcherCore:
         """Place one waiting request, or note why not. `reserved`: workers kept free for one that waited too long."""
         may_force_local = follow.wants_local and self._books.forced_local() < len(loads.decode)
         demand = follow.demand(self._settings.local_max_tokens, may_force_local=may_force_local)
-        chosen = place(demand, self._workers.for_request(loads, follow.keys_of, reserved), self._rng)
+        chosen = self._policy.place(demand, self._workers.for_request(loads, follow.keys_of, reserved), self._rng)
         if isinstance(chosen, NoPair):
             if reserved:  # the worker that fits may be the reserved one
                 return
@@ -337,7 +338,7 @@ class DispatcherCore:
         else:
             follow.tries.stranded_since = None
             attempt = self._books.start(follow, chosen, demand, now)
-            submit = follow.submit(chosen, self._settings.local_max_tokens, now)
+            submit = follow.submit(chosen, now)
             self._endings.send(attempt.address, pb.FromRouter(submit=submit))
 
     def _wait(self, follow: Follow, wait: Wait, reserved: set[str], now: float) -> None:

@@ -159,7 +159,7 @@ class Follow:
         self.trace.timings_ms.setdefault("queue", (now - self.arrived) * 1000)
         return self.attempt
 
-    def submit(self, placement: Placement, local_max_tokens: int, now: float) -> Submit:
+    def submit(self, placement: Placement, now: float) -> Submit:
         """The message that starts the present attempt."""
         attempt, request = self._running(), self.request
         sampling = request.sampling
@@ -179,7 +179,7 @@ class Follow:
             ignore_eos=request.ignore_eos,
             salt=request.salt,
             prefill=[WorkerAddress(worker=p.name, epoch=p.epoch, address=p.address) for p in placement.prefill],
-            local_max_tokens=local_max_tokens,
+            local_max_tokens=placement.local_max_tokens,
             deadline_s=self.deadline - now,
             waited_s=now - self.arrived,
             preemptions=self.tries.preemptions,

@@ -82,7 +82,7 @@ class Hearing:
         if attempt.handed_off:  # said again after a break: it is over
             return
         follow.on_prefill(message)
-        self._books.move_prefill(attempt, attempt.prefill.get(message.worker))
+        self._books.move_prefill(attempt, attempt.prefill.get(message.worker), now)
         self._books.acknowledge(attempt)
 
     def _on_handed_off(self, worker: WorkerView, message: pb.HandedOff, now: float) -> None:
@@ -92,7 +92,7 @@ class Hearing:
         follow, attempt = found
         self._accepted(worker, follow, attempt, now)
         follow.on_handed_off(message)
-        self._books.move_prefill(attempt, None)
+        self._books.computed(attempt)
 
     def _on_run(self, worker: WorkerView, run: pb.TokenRun, now: float) -> bool:
         """New tokens of one sample. Returns whether the attempt is over."""
@@ -101,7 +101,7 @@ class Hearing:
             return False
         follow, attempt = found
         self._accepted(worker, follow, attempt, now)
-        self._books.move_prefill(attempt, None)  # a first token: its prompt is computed
+        self._books.computed(attempt)  # a first token came
         try:
             event = follow.take(run, now)
         except ProtocolBreach as breach:

@@ -23,6 +23,8 @@ from cluster.core.errors import Unavailable
 from cluster.core.keys import KEY_BYTES, BlockKey
 from cluster.core.protocol import PROTOCOL
 from cluster.stubs.watch_pb2 import Status, WatchEvent, WatchHello
+from router.health import Health
+from router.loads import Report, lend, queue_now
 from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pairable
 from router.prefix_index import PrefixIndex
 from router.requests import Limits
@@ -35,11 +37,13 @@ KeysOf = Callable[[Shape], list[BlockKey]]
 
 @dataclass(slots=True)
 class Booking:
-    """What one attempt brings to one worker."""
+    """What one attempt brings to one worker, since `at`. `tokens`: of its prompt, to be computed there."""
 
     tokens: int
     blocks: int
     sequences: int
+    context: int = 0  # positions of KV that its streams will hold
+    at: float = 0.0
     acknowledged: bool = False
     reported: bool = False  # a Status came after the acknowledgement: the worker counts it itself
 
@@ -58,38 +62,6 @@ class SessionState:
     epoch: int = 0  # from the worker's Hello on this session; 0 before it came
     last_seen: float = 0.0
     broken_at: float | None = None  # since then attempts wait for it to come back
-
-
-@dataclass(slots=True)
-class Health:
-    """Memory of failures and refusals. A client's error never gets here (I11)."""
-
-    failures: int = 0
-    cooling_until: float = 0.0
-    refusals: int = 0
-    refused_until: float = 0.0
-    refused_blocks: int = 0
-
-    def failed(self, now: float) -> None:
-        self.failures += 1
-        self.cooling_until = now + min(30.0, 0.5 * 2.0 ** (self.failures - 1))
-
-    def succeeded(self) -> None:
-        self.failures = 0
-
-    def refused(self, blocks: int, retry_after_s: float, now: float) -> None:
-        """No room for `blocks`: nothing as large is sent again before the hint, doubled each time in a row, is over."""
-        self.refusals += 1
-        self.refused_blocks = min(blocks, self.refused_blocks) if now < self.refused_until else blocks
-        wait = max(retry_after_s, 0.05 * 2.0 ** min(self.refusals - 1, 5))
-        self.refused_until = now + min(2.0, wait)
-
-    def paused(self, retry_after_s: float, now: float) -> None:
-        """A prefill worker would take nothing: it is left alone until its hint is over."""
-        self.refused_until = now + min(2.0, max(0.05, retry_after_s))
-
-    def accepted(self) -> None:
-        self.refusals = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +111,7 @@ class WorkerView:
         self.number: int | None = None  # in the index; None: nothing is known of its cache
         self.member = True
         self.facts = NOBODY
-        self.status: Status | None = None
+        self.report: Report | None = None
         self.free_blocks = 0
         self.lost = False  # it said so itself; true until a new epoch
         self.watch = WatchState()
@@ -172,7 +144,7 @@ class WorkerView:
         if kind == "hello":
             self._on_hello(event.hello)
         elif kind == "status":
-            self._on_status(event.status)
+            self._on_status(event.status, now)
         elif packed and self.number is not None:
             (self.index.remove if kind == "removed" else self.index.store)(self.number, packed)
         return True
@@ -191,7 +163,7 @@ class WorkerView:
     def watch_closed(self) -> None:
         self.watch.open = False
         self.watch.sequence = 0
-        self.status = None
+        self.report = None
 
     def session_closed(self) -> None:
         self.session.open = False
@@ -209,11 +181,29 @@ class WorkerView:
         self.number = self.index.join(self.facts.num_blocks)
         self.watch.open = True
 
-    def _on_status(self, status: Status) -> None:
-        self.status = status
+    def _on_status(self, status: Status, now: float) -> None:
+        self.report = Report(status, now)
         self.free_blocks = status.free_blocks
         for booking in self.bookings.values():
             booking.reported = booking.reported or booking.acknowledged
+
+    @property
+    def status(self) -> Status | None:
+        """What it said of itself last."""
+        return self.report.status if self.report is not None else None
+
+    def unbook(self, attempt_id: str) -> int:
+        """This attempt brings nothing to this worker any more. Returns the positions it was to compute."""
+        booking = self.bookings.pop(attempt_id)
+        tokens = booking.tokens
+        self.computed(booking)
+        return tokens
+
+    def computed(self, booking: Booking) -> None:
+        """Nothing of this prompt is left to be computed here."""
+        if booking.reported and booking.tokens and self.report is not None:
+            self.report.ended += 1
+        booking.tokens = 0
 
     def last_seen(self) -> float:
         return max(self.watch.last_seen, self.session.last_seen)
@@ -241,10 +231,12 @@ class WorkerView:
 
     def load(self, now: float) -> WorkerLoad:
         """This worker for placement, without any prefix. Raises Unavailable before its first Status."""
-        facts, status = self.facts, self.status
-        if status is None:
+        facts, report = self.facts, self.report
+        if report is None:
             raise Unavailable(f"{self.address} is not ready")
+        status = report.status
         fresh = [booking for booking in self.bookings.values() if not booking.reported]
+        unread = [(b.tokens, b.at, b.reported) for b in self.bookings.values() if b.tokens]
         room = self.free_blocks - sum(booking.blocks for booking in fresh)
         if now < self.health.refused_until:
             room = min(room, self.health.refused_blocks - 1)
@@ -255,10 +247,11 @@ class WorkerView:
             shape=facts.shape,
             max_context=facts.max_context,
             num_blocks=facts.num_blocks,
-            queued_tokens=status.queued_tokens + sum(booking.tokens for booking in fresh),
-            tokens_per_s=status.prefill_tokens_per_s,
+            rates=report.rates,
+            queue=queue_now(report, unread, now, alone=self.role == "prefill"),
+            window_tokens=status.window_tokens,
             active=status.running + status.waiting + status.handing_off + sum(b.sequences for b in fresh),
-            step_s=status.step_s,
+            context=status.context_tokens + sum(b.context for b in fresh),
             room_blocks=room,
             cooling=self._cooling(now),
         )
@@ -296,7 +289,7 @@ class Workers:
     def loads(self, now: float) -> Snapshot:
         """Every worker that may get new work, without any prefix."""
         decode, prefill = (tuple(w.load(now) for w in self.ready(role, now)) for role in ("decode", "prefill"))
-        return Snapshot(decode, prefill)
+        return lend(decode, prefill)
 
     def for_request(self, loads: Snapshot, keys_of: KeysOf, without: set[str]) -> Snapshot:
         """`loads` with the prefix hits of one request. `without`: decode workers kept free for somebody else."""

@@ -83,6 +83,9 @@ class RouterSettings(Settings):
     grpc_port: Port = 8001
     queue_limit: Positive = Field(512, description="requests waiting for a place at most; more get 429")
     deadline_s: PositiveSeconds = Field(600.0, description="default deadline of a request")
+    policy: Literal["cost", "round_robin", "least_loaded", "prefix"] = Field(
+        "cost", description="how requests are placed on workers; all but `cost` are there to compare with"
+    )
     local_max_tokens: Annotated[int, Field(ge=0)] = Field(
         64, description="with at most this many positions to compute, a decode worker prefills by itself"
     )

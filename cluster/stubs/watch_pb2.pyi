@@ -233,10 +233,12 @@ class Status(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
     HANDING_OFF_FIELD_NUMBER: _builtins.int
-    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
-    STEP_S_FIELD_NUMBER: _builtins.int
     GAUGES_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     draining: _builtins.bool
     free_blocks: _builtins.int
@@ -247,10 +249,10 @@ class Status(_message.Message):
     queued_tokens: _builtins.int
     """prompt tokens still to be computed"""
     handing_off: _builtins.int
-    prefill_tokens_per_s: _builtins.float
-    """measured, 0 before the first"""
-    step_s: _builtins.float
-    """measured decode step, 0 before the first"""
+    context_tokens: _builtins.int
+    """KV positions that a decode step reads: of all sequences in the batch"""
+    window_tokens: _builtins.int
+    """prefill: with anything queued, no more than this is taken; 0: no such limit"""
     @_builtins.property
     def gauges(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """everything in use, for quiescence checks and metrics"""
@@ -258,6 +260,12 @@ class Status(_message.Message):
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """hand-off outcomes by reason, tokens, steps"""
+
+    @_builtins.property
+    def rates(self) -> Global___Rates: ...
+    @_builtins.property
+    def queue(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """queued_tokens by prompt, shortest first; the last entry holds all that are left out"""
 
     def __init__(
         self,
@@ -269,15 +277,128 @@ class Status(_message.Message):
         waiting: _builtins.int = ...,
         queued_tokens: _builtins.int = ...,
         handing_off: _builtins.int = ...,
-        prefill_tokens_per_s: _builtins.float = ...,
-        step_s: _builtins.float = ...,
         gauges: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        rates: Global___Rates | None = ...,
+        queue: _abc.Iterable[_builtins.int] | None = ...,
+        context_tokens: _builtins.int = ...,
+        window_tokens: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rates", b"rates"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "draining", b"draining", "free_blocks", b"free_blocks", "gauges", b"gauges", "handing_off", b"handing_off", "prefill_tokens_per_s", b"prefill_tokens_per_s", "queued_tokens", b"queued_tokens", "ready", b"ready", "running", b"running", "step_s", b"step_s", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens", b"context_tokens", "counters", b"counters", "draining", b"draining", "free_blocks", b"free_blocks", "gauges", b"gauges", "handing_off", b"handing_off", "queue", b"queue", "queued_tokens", b"queued_tokens", "rates", b"rates", "ready", b"ready", "running", b"running", "waiting", b"waiting", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Status: _TypeAlias = Status  # noqa: Y015
+
+@_typing.final
+class Rates(_message.Message):
+    """How fast this worker is, measured on its own steps and links. Lists are empty before the first measurement."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
+    CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    LOCAL_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    chunk_tokens: _builtins.int
+    """positions of a step at most"""
+    local_chunk_tokens: _builtins.int
+    """decode: what prompts may take of them while streams run"""
+    @_builtins.property
+    def prefill(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefillRate]: ...
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTime]: ...
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkRate]: ...
+    def __init__(
+        self,
+        *,
+        prefill: _abc.Iterable[Global___PrefillRate] | None = ...,
+        steps: _abc.Iterable[Global___StepTime] | None = ...,
+        links: _abc.Iterable[Global___LinkRate] | None = ...,
+        chunk_tokens: _builtins.int = ...,
+        local_chunk_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_tokens", b"chunk_tokens", "links", b"links", "local_chunk_tokens", b"local_chunk_tokens", "prefill", b"prefill", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rates: _TypeAlias = Rates  # noqa: Y015
+
+@_typing.final
+class PrefillRate(_message.Message):
+    """Positions per second at depths below `depth` (and from the entry before it on): deeper in a prompt each costs more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEPTH_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    depth: _builtins.int
+    tokens_per_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        depth: _builtins.int = ...,
+        tokens_per_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["depth", b"depth", "tokens_per_s", b"tokens_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillRate: _TypeAlias = PrefillRate  # noqa: Y015
+
+@_typing.final
+class StepTime(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    batch: _builtins.int
+    context_tokens: _builtins.int
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        batch: _builtins.int = ...,
+        context_tokens: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "context_tokens", b"context_tokens", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepTime: _TypeAlias = StepTime  # noqa: Y015
+
+@_typing.final
+class LinkRate(_message.Message):
+    """Decode: what reads from this prefill worker (by epoch) reached when its link was warmed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    GB_PER_S_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    gb_per_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        gb_per_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "gb_per_s", b"gb_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkRate: _TypeAlias = LinkRate  # noqa: Y015

@@ -132,7 +132,7 @@ async def test_a_recent_request_is_explained_without_its_text() -> None:
     record = record_of(request, trace, SystemClock().now())
     worker = WorkerLoad("", "d0", 1, Shape(1, (1, 1, 2, 16, "x"), b""), 64, 64)
     pairs = (Considered("d0", "p0", {"decode": 1.0, "prefill": 2.5}), Considered("d1", "", {"prefill": 9.0}))
-    attempt = record.placed(Placement(worker, (replace(worker, name="p0"),), False, 3.5, pairs), record.arrived)
+    attempt = record.placed(Placement(worker, (replace(worker, name="p0"),), False, 64, 3.5, pairs), record.arrived)
     record.attempt_ended(attempt, "ok", record.arrived + 0.25)
     dispatcher = FakeDispatcher(say("x"))
     dispatcher.known.append(record)

@@ -68,8 +68,8 @@ MUTANTS = (
     Mutant(
         "let readers take the whole step from streams",
         "engine/scheduler.py",
-        "left = min(left, max(1, int(budget.chunk_tokens * budget.local_share)))",
-        "left = max(left, int(budget.chunk_tokens * budget.local_share))",
+        "left = min(left, budget.local_tokens)",
+        "left = max(left, budget.local_tokens)",
         f"{SCHEDULER}::test_readers_beside_streams_get_at_most_the_local_share",
     ),
     Mutant(

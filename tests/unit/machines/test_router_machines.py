@@ -126,7 +126,7 @@ class OneRequest(RuleBasedStateMachine):
         for event in FakeWorker("d", "decode").hello():
             view.on_watch(event, 0.0)
         demand = self.follow.demand(0, may_force_local=False)
-        return Placement(view.load(0.0), (), True, 1.0), demand
+        return Placement(view.load(0.0), (), True, 0, 1.0), demand
 
     @precondition(lambda self: self.follow.phase is Phase.WAITING)
     @rule()
@@ -135,7 +135,7 @@ class OneRequest(RuleBasedStateMachine):
         attempt = self.follow.start(placement, demand, 1.0)
         self.attempts += 1
         assert attempt.id.endswith(str(self.attempts))
-        submit = self.follow.submit(placement, 0, 1.0)
+        submit = self.follow.submit(placement, 1.0)
         assert [list(sample.emitted) for sample in submit.samples] == self.got
         assert {i for i, sample in enumerate(submit.samples) if sample.finished} == self.ended
 

@@ -127,6 +127,7 @@ class FakeWorker:
             free_blocks=self.free(),
             running=len(self.works),
             queued_tokens=self.queued_tokens,
+            queue=[self.queued_tokens] if self.queued_tokens else [],
         )
 
     def take(self, message: pb.FromRouter) -> None:

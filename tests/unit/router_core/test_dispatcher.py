@@ -1,7 +1,6 @@
 """The dispatcher's core, one situation at a time: admission, placement, membership, ends."""
 
 import json
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -115,8 +114,8 @@ def test_bookings_spread_a_burst_before_any_status_comes() -> None:
         made.ask(request(f"r{number}", prompt=tuple(range(28)), max_tokens=20))
     shares = [len(submits(made.workers[f"d{i}:1"])) for i in range(2)]
     assert shares == [4, 4]
-    firsts = Counter(s.prefill[0].worker for i in range(2) for s in submits(made.workers[f"d{i}:1"]))
-    assert firsts == {"p0": 4, "p1": 4}
+    booked = [sum(b.tokens for b in made.core._workers.by_address[f"p{i}:1"].bookings.values()) for i in range(2)]
+    assert booked[0] == booked[1] >= 2 * 28
 
 
 def test_cached_prefixes_are_learnt_from_the_watch() -> None:

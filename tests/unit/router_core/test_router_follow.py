@@ -16,6 +16,7 @@ from router.requests import Request, TokenEvent, TokenLogprob, Trace
 SHAPE = Shape(1, (2, 2, 8, 4, "float32"), b"weights")
 DECODE = WorkerLoad("d0:1", "d0", 5, SHAPE, max_context=100, num_blocks=20, room_blocks=20)
 PREFILL = WorkerLoad("p0:1", "p0", 6, SHAPE, max_context=100, num_blocks=20)
+PLACEMENT = Placement(DECODE, (PREFILL,), False, 64, 1.0)
 
 
 def following(n: int = 1, max_tokens: int = 10, prompt: int = 9) -> Follow:
@@ -28,7 +29,7 @@ def demand(follow: Follow) -> Demand:
 
 
 def start(follow: Follow, now: float = 11.0) -> None:
-    follow.start(Placement(DECODE, (PREFILL,), False, 1.0), demand(follow), now)
+    follow.start(PLACEMENT, demand(follow), now)
 
 
 def run(offset: int, ids: list[int], end: str = "", index: int = 0) -> TokenRun:
@@ -119,7 +120,7 @@ def test_the_next_attempt_carries_what_was_delivered() -> None:
     assert demand(follow).histories == (3,)
     assert demand(follow).fingerprint == b"weights"
     start(follow, 14.0)
-    submit = follow.submit(Placement(DECODE, (PREFILL,), False, 1.0), 64, 15.0)
+    submit = follow.submit(PLACEMENT, 15.0)
     assert [(list(s.emitted), s.finished) for s in submit.samples] == [([1, 2, 3], False), ([7], True)]
     assert (submit.attempt, submit.deadline_s, submit.waited_s) == ("r.2", 595.0, 5.0)
     assert (submit.prefill[0].worker, submit.prefill[0].epoch, submit.prefill[0].address) == ("p0", 6, "p0:1")

@@ -177,8 +177,9 @@ class World:
 
 
 def world(prefill: int = 1, decode: int = 1, **settings: int) -> World:
-    workers = [FakeWorker(f"p{i}", "prefill") for i in range(prefill)]
-    made = World([*workers, *(FakeWorker(f"d{i}", "decode") for i in range(decode))], **settings)
+    workers = [FakeWorker(f"p{i}", "prefill", epoch=1 + 100 * i) for i in range(prefill)]
+    workers += [FakeWorker(f"d{i}", "decode", epoch=5001 + 100 * i) for i in range(decode)]
+    made = World(workers, **settings)
     made.connect()
     return made
 
