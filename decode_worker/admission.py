@@ -3,19 +3,21 @@
 1. check     what can never fit, or is malformed, is refused for good (the router checked too; we trust nobody)
 2. reserve   match the prefix index, pin the hits, own every other block of prompt and first step, or nothing
 3. wait      without room up to `wait_line` attempts wait, oldest arrival first; the rest is refused
-4. prove     `verify: full` digests the hits again; a wrong one leaves the index, and the rest is computed afresh
+4. prove     `verify: full` digests the hits again; a wrong one leaves the index, and the rest is computed afresh.
+             Meanwhile the engine makes the grammar ready, where there is one
 """
 
 import math
 from collections.abc import Callable
 
-from cluster.core.errors import IntegrityError
 from cluster.core.keys import KeyChain, root_key
 from cluster.stubs.session_pb2 import AttemptRefused, FromDecode, Submit
-from decode_worker.attempts import Attempt, Phase, make_attempt, spec
+from decode_worker.attempts import Attempt, Phase, make_attempt, rules, spec
 from decode_worker.state import State
-from engine.messages import Digest, DigestDone
+from engine.asked import sampling_problem
+from engine.messages import Digest, DigestDone, Prepare, Prepared
 from engine.prefix import keep_right_hits
+from engine.questions import Questions
 from engine.sequence import MAX_SAMPLES, Sequence
 
 RETRY_AFTER_S = 0.05  # a few steps: by then something may have ended
@@ -33,8 +35,8 @@ class Admission:
         self._state = state
         self._admitted = admitted
         self._failed = failed
-        self._checks: dict[int, Attempt] = {}
-        self._next_check = 0
+        self._checks: Questions[Attempt] = Questions("digests")
+        self._preparing: Questions[Attempt] = Questions("grammar")
 
     def submit(self, router: int, submit: Submit, now: float) -> None:
         """A new attempt: admit it, let it wait, or refuse it."""
@@ -83,9 +85,7 @@ class Admission:
 
     def digests(self, report: DigestDone, now: float) -> None:
         """The bytes of an attempt's prefix hits, as they are now."""
-        attempt = self._checks.pop(report.id, None)
-        if attempt is None:
-            raise IntegrityError(f"digests {report.id} came but were never asked for")
+        attempt = self._checks.answered(report.id)
         if self._state.attempts.get(attempt.id) is not attempt or attempt.phase is not Phase.CHECKING:
             return
         assert attempt.prompt is not None
@@ -96,7 +96,17 @@ class Admission:
         if right < attempt.prefix_blocks:
             self._state.counters["prefix_hit_corrupt"] += 1
             attempt.prefix_blocks = right
-        self._proved(attempt, now)
+        self._checked_off(attempt, now)
+
+    def prepared(self, report: Prepared, now: float) -> None:
+        """The engine can keep an attempt's draws to its grammar, or cannot."""
+        attempt = self._preparing.answered(report.id)
+        if self._state.attempts.get(attempt.id) is not attempt:
+            return
+        if report.error:
+            self._failed(attempt, report.error, True, now)
+        else:
+            self._checked_off(attempt, now)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -119,11 +129,10 @@ class Admission:
             return "a sample's history is longer than max_tokens"
         if all(s.finished for s in submit.samples):
             return "every sample has finished"
-        sampling = submit.sampling
-        if not (0 <= sampling.temperature <= 100 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0):
-            return "sampling parameters are out of range"
-        if not -1 <= sampling.logprobs <= facts.vocab_size:
-            return "logprobs is out of range"
+        if any(not 0 <= t < facts.vocab_size for t in submit.stop_token_ids):
+            return f"a stop token id is outside the vocabulary of {facts.vocab_size}"
+        if problem := sampling_problem(submit.sampling, facts.vocab_size):
+            return problem
         if not (math.isfinite(submit.deadline_s) and math.isfinite(submit.waited_s) and submit.waited_s >= 0):
             return "deadline_s and waited_s must be finite, waited_s not negative"
         return None
@@ -153,6 +162,7 @@ class Admission:
             chain=chain,
             draws=[spec(attempt.submit, s.index) for s in attempt.undrawn],
             arrival=attempt.arrival,
+            rules=rules(attempt.submit),
         )
         hits = books.match(usable)
         books.share(hits, prompt.owner)
@@ -189,6 +199,7 @@ class Admission:
                 chain=KeyChain(root_key(self._state.facts.identity.fingerprint, salt=attempt.submit.salt), size),
                 draws=[spec(attempt.submit, sample.index)],
                 arrival=attempt.arrival,
+                rules=prompt.rules,
                 blocks=taken[at : at + count],
             )
             books.share(sequence.blocks, sequence.owner)
@@ -200,13 +211,21 @@ class Admission:
     def _check(self, attempt: Attempt, now: float) -> None:
         prompt = attempt.prompt
         assert prompt is not None
-        if not attempt.prefix_blocks or self._state.config.engine.verify != "full":
-            self._proved(attempt, now)
-            return
         attempt.phase = Phase.CHECKING
-        self._next_check += 1
-        self._checks[self._next_check] = attempt
-        self._state.to_engine(Digest(self._next_check, prompt.blocks[: attempt.prefix_blocks]))
+        attempt.awaited = 1
+        if attempt.prefix_blocks and self._state.config.engine.verify == "full":
+            attempt.awaited += 1
+            self._state.to_engine(Digest(self._checks.ask(attempt), prompt.blocks[: attempt.prefix_blocks]))
+        if prompt.grammar is not None:
+            attempt.awaited += 1
+            self._state.to_engine(Prepare(self._preparing.ask(attempt), prompt.grammar))
+        self._checked_off(attempt, now)
+
+    def _checked_off(self, attempt: Attempt, now: float) -> None:
+        """One thing less that the attempt waits for."""
+        attempt.awaited -= 1
+        if not attempt.awaited:
+            self._proved(attempt, now)
 
     def _proved(self, attempt: Attempt, now: float) -> None:
         assert attempt.prompt is not None

@@ -1,7 +1,7 @@
 """Attempts: what this worker knows of one try to serve a request.
 
     1. waiting      no room yet; in the wait line
-    2. checking     prefix hits are digested again before they are used
+    2. checking     prefix hits are digested again before they are used; the engine makes the grammar ready
     3. handing_off  a prefill worker computes; blocks come over
     4. prefilling   this worker computes the rest of the prompt itself
     5. decoding     every position is there; tokens are written
@@ -13,7 +13,8 @@ from enum import Enum, auto
 
 from cluster.stubs.common_pb2 import TokenLogprob
 from cluster.stubs.session_pb2 import FromDecode, Submit, TokenRun
-from engine.messages import SampleSpec
+from engine.asked import rules_of, spec_of
+from engine.messages import DrawRules, SampleSpec
 from engine.sequence import Sequence
 
 
@@ -59,6 +60,7 @@ class Attempt:
     phase: Phase = Phase.WAITING
     prompt: Sequence | None = None
     prefix_blocks: int = 0
+    awaited: int = 0  # answers of the engine, before it may go on from `checking`
     said: list[FromDecode] = field(default_factory=list)  # what its router may have missed, besides tokens
     closing: FromDecode | None = None
     kept_until: float | None = None  # after its end
@@ -104,5 +106,9 @@ def make_attempt(router: int, submit: Submit, now: float) -> Attempt:
 
 def spec(submit: Submit, index: int) -> SampleSpec:
     """How sample `index` draws."""
-    s = submit.sampling
-    return SampleSpec(index, s.seed, s.temperature, s.top_p, s.top_k, s.logprobs)
+    return spec_of(submit.sampling, index)
+
+
+def rules(submit: Submit) -> DrawRules | None:
+    """What earlier tokens have to say about the draws of this attempt."""
+    return rules_of(submit.sampling, len(submit.prompt), submit.stop_token_ids)

@@ -42,6 +42,7 @@ from engine.messages import (
     Fatal,
     PeerAdded,
     PeerFailed,
+    Prepared,
     ReadDone,
     ReadFailed,
     Report,
@@ -185,6 +186,8 @@ class DecodeCore:
             peer = self.peers.unreadable(report)
             if peer is not None:
                 self.handoffs.link_down(peer, f"cannot be read: {report.reason}", now)
+        elif isinstance(report, Prepared):
+            self._admission.prepared(report, now)
         elif isinstance(report, Fatal):
             self.state.effects.append(Lost(report.reason))
         self._after(now)

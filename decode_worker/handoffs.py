@@ -325,6 +325,8 @@ class HandOffs:
             sampling=attempt.submit.sampling,
             salt=attempt.submit.salt,
             deadline_s=attempt.deadline - now,
+            prompt_tokens=len(attempt.submit.prompt),
+            stop_token_ids=attempt.submit.stop_token_ids,
         )
         self._peers.send(peer, FromDecodePeer(job=job))
 

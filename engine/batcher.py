@@ -93,6 +93,7 @@ class Batcher:
             sequence.last_plan = self.plan
             sequence.in_flight = len(row.tokens or [0])
             sequence.known_blocks = len(sequence.blocks)
+            sequence.knows_rules |= row.start_rules is not None
         self._in_flight = rows
         self.books.plan_sent(self.plan)
         drop, self._drop = self._drop, []
@@ -141,6 +142,7 @@ class Batcher:
         end = start + share
         first, last = start // self.block_size, end // self.block_size
         fills = [Fill(b, self.books.generation(b)) for b in sequence.blocks[first:last]] if write else []
+        samples = sequence.draws if end == len(sequence.tokens) else []
         return Row(
             sequence=sequence.id,
             start=start,
@@ -149,7 +151,8 @@ class Batcher:
             new_blocks=sequence.blocks[sequence.known_blocks :],
             write=write,
             fills=fills,
-            samples=sequence.draws if end == len(sequence.tokens) else [],
+            samples=samples,
+            start_rules=sequence.start_rules() if samples else None,
         )
 
     def _advance(self, sequence: Sequence, row: Row, filled: list[FilledBlock]) -> list[tuple[int, FilledBlock]]:

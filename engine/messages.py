@@ -3,7 +3,7 @@
 The server decides, the engine obeys: it never allocates and never decides. Messages are msgspec structs, msgpack on the
 wire, length-prefixed (engine/channel.py). Ids are small integers drawn by the server, unique within one engine's life.
 Commands on one socket take effect in order, except Read / AddPeer / DropPeer / Serve, which the wire thread runs beside
-the steps.
+the steps, and Prepare, which has a thread of its own.
 """
 
 from typing import Literal
@@ -14,7 +14,7 @@ from cluster.core.faults import FaultSpec
 
 
 class SampleSpec(msgspec.Struct, frozen=True, array_like=True):
-    """How to draw one token from a row's last logits. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+    """Drawing one token from a row's logits. `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 are off."""
 
     index: int  # sample index within the request (0..n-1); part of the noise counter
     seed: int  # unsigned 64 bit
@@ -22,6 +22,37 @@ class SampleSpec(msgspec.Struct, frozen=True, array_like=True):
     top_p: float
     top_k: int
     logprobs: int  # -1: none; k >= 0: the drawn token's logprob and the k most likely ones
+    min_p: float = 0.0
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What an answer must look like. `kind`: "json_object" (no source), "json_schema", "regex", "lark"."""
+
+    kind: str
+    source: str
+
+
+class DrawRules(msgspec.Struct, frozen=True, array_like=True):
+    """What earlier tokens have to say about a draw (engine/rules.py): the same for every sample of a request.
+
+    `prompt_tokens`: where the prompt ends and what counts as written begins.
+    """
+
+    prompt_tokens: int
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+    bias: dict[int, float] = {}
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence draws under rules from here on. `history`: all its tokens up to the end of the row that says so."""
+
+    rules: DrawRules
+    history: list[int]
 
 
 class Fill(msgspec.Struct, frozen=True, array_like=True):
@@ -38,6 +69,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     `table_from` / `new_blocks`: the sequence's block table from that entry on (a delta; 0 replaces it whole).
     `write` False re-runs the position read-only: KV is already there and must not be written.
     `samples`: tokens to draw from the last position's logits; empty while a prompt is still being read.
+    `start_rules`: with the first row that draws under rules. The rows after it go on from its last position, so what
+    is behind a draw is known without being sent again.
     """
 
     sequence: int
@@ -48,6 +81,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     write: bool
     fills: list[Fill]
     samples: list[SampleSpec]
+    start_rules: Start | None = None
 
 
 class TracerModel(msgspec.Struct, frozen=True, tag="tracer"):
@@ -152,11 +186,18 @@ class DropPeer(msgspec.Struct, frozen=True, tag="drop_peer"):
     peer: str
 
 
+class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
+    """Have this grammar ready before a row starts under it. Beside the steps; answered by Prepared."""
+
+    id: int
+    grammar: Grammar
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Leave in order."""
 
 
-Command = Init | Step | Read | Copy | Digest | Poison | AddPeer | DropPeer | Serve | Shutdown
+Command = Init | Step | Read | Copy | Digest | Poison | AddPeer | DropPeer | Serve | Prepare | Shutdown
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -230,6 +271,13 @@ class DigestDone(msgspec.Struct, frozen=True, tag="digest_done"):
     digests: list[bytes]
 
 
+class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+    """`error`: why no row can start under this grammar; "" when one can."""
+
+    id: int
+    error: str
+
+
 class PeerAdded(msgspec.Struct, frozen=True, tag="peer_added"):
     """The link is warm. `needs_polling`: later reads need the holder to poll too (TCP); measured on the warm link."""
 
@@ -243,4 +291,4 @@ class PeerFailed(msgspec.Struct, frozen=True, tag="peer_failed"):
     reason: str
 
 
-Report = Ready | Fatal | StepDone | ReadDone | ReadFailed | CopyDone | DigestDone | PeerAdded | PeerFailed
+Report = Ready | Fatal | StepDone | ReadDone | ReadFailed | CopyDone | DigestDone | Prepared | PeerAdded | PeerFailed

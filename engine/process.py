@@ -2,8 +2,8 @@
 
 1. `main` reads `--fd N`, the engine's end of a socket pair (engine/client.py), and asks the kernel to be killed when
    the parent dies. Ctrl-C is the server's business.
-2. The reader thread takes frames off the socket: Read, AddPeer, DropPeer and Serve go to the wire thread, the
-   rest to main.
+2. The reader thread takes frames off the socket: Read, AddPeer, DropPeer and Serve go to the wire thread, Prepare to
+   the one for grammars (engine/grammars.py), the rest to main.
 3. Init: load the model, touch and poison the memory, start the wire thread, register, answer Ready.
 4. Step, Copy, Digest, Poison in the order they came, each answered as engine/messages.py says.
 5. Shutdown or the end of the socket: leave in order. Anything unexpected: Fatal with its reason, exit code 1.
@@ -25,6 +25,7 @@ from cluster.core.errors import HeadraceError, IntegrityError
 from cluster.core.faults import Faults
 from engine.channel import ChannelClosed, ChannelError, EnginePort, SocketPort
 from engine.faults import RunStep, with_read_faults, with_step_faults
+from engine.grammars import Grammars, GrammarThread
 from engine.messages import (
     AddPeer,
     Command,
@@ -36,6 +37,7 @@ from engine.messages import (
     Fatal,
     Init,
     Poison,
+    Prepare,
     Read,
     Ready,
     Report,
@@ -43,7 +45,7 @@ from engine.messages import (
     Shutdown,
     Step,
 )
-from engine.model.loader import load_model
+from engine.model.loader import load_model, load_vocabulary
 from engine.pool import HostMemory
 from engine.stepper import Stepper
 from engine.wire import Transport
@@ -105,6 +107,7 @@ class Engine:
         self._left = threading.Event()
         self._memory: HostMemory | None = None
         self._run_step: RunStep | None = None
+        self._grammars: GrammarThread | None = None
 
     def serve(self) -> int:
         """Obey until Shutdown or the end of the port. Returns the exit code."""
@@ -142,6 +145,8 @@ class Engine:
             while (command := self._port.receive()) is not None:
                 if isinstance(command, Read | AddPeer | DropPeer | Serve):
                     self._wire.submit(command)
+                elif isinstance(command, Prepare) and self._grammars is not None:
+                    self._grammars.submit(command)
                 else:
                     self._commands.put(command)
         except ChannelError as error:
@@ -195,7 +200,9 @@ class Engine:
             memory.staging,
         )
         self._memory = memory
-        self._run_step = with_step_faults(Stepper(model, memory, self._clock).run, faults)
+        grammars = Grammars(load_vocabulary(init.model, model))
+        self._grammars = GrammarThread(grammars, self._port.send, self._commands.put)
+        self._run_step = with_step_faults(Stepper(model, memory, self._clock, grammars).run, faults)
         return Ready(
             layers=layout.layers,
             kv_heads=layout.kv_heads,

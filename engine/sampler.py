@@ -1,10 +1,12 @@
 """One sampler for prefill, decode and the tracer: the same logits give the same token wherever they are drawn (I5).
 
-1. Greedy (temperature 0): the largest logit, the lowest id among equals.
-2. Otherwise temperature, then top-k, then top-p over what is left; the token that crosses p is kept. Equal logits are
-   ordered by token id.
-3. Draw by Gumbel-max: argmax over the kept tokens of (logit - max) / temperature + g, with noise from engine/noise.py.
-4. Log-probabilities are those of the raw model: log-softmax of the logits as they came, before any of the above.
+1. Rules, where a request has any (engine/rules.py): grammar and min_tokens forbid, then logit_bias, then repetition,
+   frequency and presence penalty.
+2. Greedy (temperature 0): the largest logit, the lowest id among equals.
+3. Otherwise temperature; then min-p, which keeps tokens at least min_p times as likely as the likeliest; then top-k;
+   then top-p over what is left, where the token that crosses p is kept. Equal logits are ordered by token id.
+4. Draw by Gumbel-max: argmax over the kept tokens of (logit - max) / temperature + g, with noise from engine/noise.py.
+5. Log-probabilities are those of the raw model: log-softmax of the logits as they came, before any of the above.
 
 A row of NaN or of infinite logits raises ValueError; `sample` names the row.
 Shapes: V vocabulary, R rows, n kept tokens.
@@ -42,32 +44,44 @@ def sample(
     return results
 
 
-def sample_row(logits_V: FloatsV, specs: Sequence[SampleSpec], position: int) -> list[Sampled]:
-    """Draw one token per spec from one row's logits [V]. Raises ValueError for bad logits or an impossible spec."""
-    best = int(logits_V.argmax())  # argmax returns the first NaN when there is one
-    peak = float(logits_V[best])
-    if not math.isfinite(peak):
-        raise ValueError(f"the largest logit is {peak}")
+def sample_row(
+    logits_V: FloatsV, specs: Sequence[SampleSpec], position: int, shaped_V: FloatsV | None = None
+) -> list[Sampled]:
+    """Draw one token per spec from one row's logits [V]; `shaped_V`: the same under the request's rules.
+
+    Raises ValueError for bad logits or an impossible spec.
+    """
+    raw_peak = _peak(logits_V, int(logits_V.argmax()))
+    from_V = logits_V if shaped_V is None else shaped_V
+    best = int(from_V.argmax())
+    peak = raw_peak if shaped_V is None else _peak(shaped_V, best)
     raw_norm: float | None = None
     results = []
     for spec in specs:
         _check(spec, len(logits_V))
-        token = best if spec.temperature == 0 else _draw(logits_V, peak, spec, position)
+        token = best if spec.temperature == 0 else _draw(from_V, peak, spec, position)
         if spec.logprobs < 0:
             results.append(Sampled(token, None, []))
             continue
         if raw_norm is None:
-            raw_norm = peak + math.log(np.exp(logits_V - np.float32(peak)).sum(dtype=np.float64))
+            raw_norm = raw_peak + math.log(np.exp(logits_V - np.float32(raw_peak)).sum(dtype=np.float64))
         top = [(int(i), float(logits_V[i]) - raw_norm) for i in _largest(logits_V, spec.logprobs)]
         results.append(Sampled(token, float(logits_V[token]) - raw_norm, top))
     return results
 
 
+def _peak(logits_V: FloatsV, best: int) -> float:
+    """The largest logit. Raises ValueError when it is not finite; argmax finds the first NaN when there is one."""
+    if not math.isfinite(peak := float(logits_V[best])):
+        raise ValueError(f"the largest logit is {peak}")
+    return peak
+
+
 def _check(spec: SampleSpec, vocab: int) -> None:
     if not 0 <= spec.temperature < math.inf:  # False for NaN too
         raise ValueError(f"temperature is {spec.temperature}")
-    if not 0 < spec.top_p <= 1:
-        raise ValueError(f"top_p is {spec.top_p}")
+    if not 0 < spec.top_p <= 1 or not 0 <= spec.min_p <= 1:
+        raise ValueError(f"top_p is {spec.top_p}, min_p is {spec.min_p}")
     if not 0 <= spec.seed < 1 << 64:
         raise ValueError(f"seed {spec.seed} is not an unsigned 64-bit number")
     if spec.top_k < 0 or spec.index < 0:
@@ -98,14 +112,15 @@ def _likelihoods(logits_V: FloatsV, peak: float, temperature: float) -> FloatsV:
 
 
 def _kept(logits_V: FloatsV, peak: float, spec: SampleSpec) -> IdsN | None:
-    """The tokens that top-k and top-p leave, most likely first; None when both are off."""
+    """The tokens that min-p, top-k and top-p leave, most likely first; None when all are off."""
     top_k = spec.top_k if 0 < spec.top_k < len(logits_V) else 0
+    if spec.min_p > 0:
+        likely_n = np.flatnonzero(_scaled(logits_V, peak, spec.temperature) >= math.log(spec.min_p))
+        kept_n = likely_n[np.argsort(-logits_V[likely_n], kind="stable")][: top_k or None]
+        return kept_n if spec.top_p == 1 else _top_p(logits_V, peak, spec, kept_n)
     if top_k:
         kept_n = _largest(logits_V, top_k)
-        if spec.top_p < 1:
-            weights_n = np.exp(_scaled(logits_V[kept_n], peak, spec.temperature))
-            kept_n = _nucleus(kept_n, weights_n, spec.top_p * float(weights_n.sum()))
-        return kept_n
+        return kept_n if spec.top_p == 1 else _top_p(logits_V, peak, spec, kept_n)
     if spec.top_p == 1:
         return None
     weights_V = _likelihoods(logits_V, peak, spec.temperature)
@@ -117,6 +132,12 @@ def _kept(logits_V: FloatsV, peak: float, spec: SampleSpec) -> IdsN | None:
             break
     order_n = np.argsort(-logits_V[kept_n], kind="stable")  # ids rise in kept_n, so equals stay in order of id
     return _nucleus(kept_n[order_n], weights_n[order_n], mass)
+
+
+def _top_p(logits_V: FloatsV, peak: float, spec: SampleSpec, kept_n: IdsN) -> IdsN:
+    """The nucleus of some tokens, most likely first."""
+    weights_n = np.exp(_scaled(logits_V[kept_n], peak, spec.temperature))
+    return _nucleus(kept_n, weights_n, spec.top_p * float(weights_n.sum()))
 
 
 def _nucleus(kept_n: IdsN, weights_n: NDArray[np.float64], mass: float) -> IdsN:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from cluster.core.keys import BlockKey, KeyChain
 from engine.blocks import BlockBooks, Owner
-from engine.messages import SampleSpec
+from engine.messages import DrawRules, Grammar, SampleSpec, Start
 
 MAX_SAMPLES = 128  # of one group
 
@@ -18,7 +18,8 @@ MAX_SAMPLES = 128  # of one group
 class Sequence:
     """One stream of tokens. `tokens` holds the prompt and everything emitted; KV exists for positions [0, computed).
 
-    `draws`: what to draw when the last token's logits come out; empty: only compute.
+    `draws`: what to draw when the last token's logits come out; empty: only compute. `rules`: what earlier tokens say
+    about it; None: nothing.
     """
 
     id: int
@@ -26,10 +27,12 @@ class Sequence:
     chain: KeyChain
     draws: list[SampleSpec]
     arrival: float
+    rules: DrawRules | None = None
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     in_flight: int = 0  # positions of the plan in flight
     known_blocks: int = 0  # entries of the block table that the engine has
+    knows_rules: bool = False  # the engine does, and follows the tokens from there
     last_plan: int = 0
     passed_over: int = 0  # steps in which this sequence got no share of the budget
     runnable: bool = False
@@ -51,6 +54,17 @@ class Sequence:
     def keys(self) -> list[BlockKey]:
         """Keys of all full blocks of `tokens`."""
         return self.chain.extend(self.tokens)
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What its draws must keep to."""
+        return None if self.rules is None else self.rules.grammar
+
+    def start_rules(self) -> Start | None:
+        """What the engine must hear with a row that draws."""
+        if self.rules is None or self.knows_rules:
+            return None
+        return Start(self.rules, list(self.tokens))
 
     def reserve(self, books: BlockBooks, positions: int, block_size: int) -> bool:
         """Own blocks for positions [0, positions). False, and nothing changes, when there are not enough."""

@@ -4,7 +4,7 @@
 2. For each row apply its block-table delta and check it: token ids, positions, table, fills. A bad row is an error.
 3. One forward over the good rows. When it raises and there are several, run them one by one, so that only the guilty
    row fails; running a row again writes the same bytes to the same places.
-4. Draw each row's samples. A row whose logits are not finite fails alone.
+4. Draw each row's samples, under its rules (engine/rules.py). A row whose logits are not finite fails alone.
 5. Digest the blocks that the surviving rows filled.
 """
 
@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from cluster.core.clock import Clock
 from cluster.core.errors import ModelError
+from engine.grammars import Grammars
 from engine.messages import FilledBlock, Row, Sampled, Step, StepDone
 from engine.model.base import ForwardRow, Model
 from engine.pool import HostMemory
+from engine.rules import Fold
 from engine.sampler import sample_row
 
 # What a forward raises because of what it was given. IntegrityError and everything unheard-of end the process instead.
@@ -30,19 +32,21 @@ class BadRow(ValueError):
 
 @dataclass(slots=True)
 class SequenceState:
-    """What the engine remembers of a sequence between steps: its block table and the token it last drew."""
+    """What the engine remembers of a sequence between steps: its block table, the token it last drew, its rules."""
 
     table: list[int] = field(default_factory=list)
     last: int | None = None
+    fold: Fold | None = None
 
 
 class Stepper:
     """Runs plans on one model and one block pool. Used by the compute thread only."""
 
-    def __init__(self, model: Model, memory: HostMemory, clock: Clock) -> None:
+    def __init__(self, model: Model, memory: HostMemory, clock: Clock, grammars: Grammars | None = None) -> None:
         self._model = model
         self._memory = memory
         self._clock = clock
+        self._grammars = grammars or Grammars(None)
         self._sequences: dict[int, SequenceState] = {}
 
     def run(self, step: Step) -> StepDone:
@@ -82,7 +86,24 @@ class Stepper:
         strangers = [fill.block for fill in row.fills if fill.block not in completed]
         if strangers:
             raise BadRow(f"blocks {strangers} are not filled by positions {row.start}..{end - 1}")
+        self._follow(row, tokens, state)
         return ForwardRow(tokens, row.start, state.table.copy(), row.write, logits=bool(row.samples))
+
+    def _follow(self, row: Row, tokens: list[int], state: SequenceState) -> None:
+        """Start the fold of the row's rules, or take it further. Raises BadRow."""
+        try:
+            if row.start_rules is not None:
+                rules, history = row.start_rules.rules, row.start_rules.history
+                if history[row.start :] != tokens:
+                    raise BadRow("the history does not end with the tokens of the row")
+                self._check_tokens(history)
+                matcher = None if rules.grammar is None else self._grammars.matcher(rules.grammar)
+                vocab, ends = self._model.vocab_size, self._model.eos_ids
+                state.fold = Fold(rules, history, vocab_size=vocab, eos_ids=ends, matcher=matcher)
+            elif state.fold is not None:
+                state.fold.follow(row.start, tokens)
+        except ValueError as error:
+            raise BadRow(str(error)) from error
 
     def _tokens(self, row: Row, state: SequenceState) -> list[int]:
         if row.tokens is None:
@@ -91,10 +112,13 @@ class Stepper:
             return [state.last]
         if not row.tokens:
             raise BadRow("no tokens")
-        low, high = min(row.tokens), max(row.tokens)
+        self._check_tokens(row.tokens)
+        return row.tokens
+
+    def _check_tokens(self, tokens: list[int]) -> None:
+        low, high = min(tokens), max(tokens)
         if low < 0 or high >= self._model.vocab_size:
             raise BadRow(f"token id {low if low < 0 else high} is not within [0, {self._model.vocab_size})")
-        return row.tokens
 
     def _forward(self, rows: dict[int, ForwardRow], errors: dict[int, str]) -> dict[int, NDArray[np.float32]]:
         """Run rows by their index. Returns logits [V] of those that want them; adds to `errors` those that failed."""
@@ -124,8 +148,10 @@ class Stepper:
     ) -> list[Sampled]:
         if index not in logits:
             return []
+        fold = self._sequences[row.sequence].fold
         try:
-            drawn = sample_row(logits[index], row.samples, row.start + len(forwards[index].tokens))
+            shaped = None if fold is None else fold.shape(logits[index])
+            drawn = sample_row(logits[index], row.samples, row.start + len(forwards[index].tokens), shaped)
         except ValueError as error:
             errors[index] = str(error)
             return []

@@ -7,12 +7,9 @@ it may still lose - the generation and the digest in the offer are what the read
 from collections import Counter
 
 from cluster.core.config import ClusterConfig
-from cluster.core.errors import IntegrityError
 from cluster.core.keys import KeyChain, root_key
-from cluster.stubs.common_pb2 import TokenLogprob, TopToken, WorkerIdentity
+from cluster.stubs.common_pb2 import WorkerIdentity
 from cluster.stubs.link_pb2 import (
-    First,
-    FirstToken,
     FromDecodePeer,
     FromPrefill,
     JobAccepted,
@@ -23,21 +20,33 @@ from cluster.stubs.link_pb2 import (
     OfferedBlock,
     PrefillHello,
     Recheck,
-    RecheckedBlock,
-    RecheckResult,
 )
 from cluster.stubs.link_pb2 import Job as JobMessage
 from cluster.stubs.watch_pb2 import Status
+from engine.asked import rules_of, spec_of
 from engine.batcher import Batcher, RowResult
 from engine.faults import make_books
-from engine.messages import Command, Digest, DigestDone, Fatal, Poison, Report, Sampled, SampleSpec, Serve, StepDone
+from engine.messages import (
+    Command,
+    Digest,
+    DigestDone,
+    Fatal,
+    Poison,
+    Prepare,
+    Prepared,
+    Report,
+    Serve,
+    StepDone,
+)
 from engine.overdue import OverdueWatch
 from engine.prefix import keep_right_hits
+from engine.questions import Questions
 from engine.scheduler import StepBudget
 from engine.sequence import Sequence
 from prefill_worker.effects import Effect, Lost, ToDecode, ToEngine
-from prefill_worker.jobs import Job, Phase, job_problem
+from prefill_worker.jobs import Job, Phase, first_tokens, job_problem
 from prefill_worker.readers import Readers
+from prefill_worker.recheck import vouch
 from prefill_worker.status import make_status
 
 RETRY_AFTER_S = 0.05
@@ -61,8 +70,8 @@ class PrefillCore:
         self.counters: Counter[str] = Counter()
         self.draining = False
         self._overdue = OverdueWatch()
-        self._checks: dict[int, Job | tuple[str, Recheck]] = {}
-        self._next_check = 0
+        self._checks: Questions[Job | tuple[str, Recheck]] = Questions("digests")
+        self._preparing: Questions[Job] = Questions("grammar")
         self._effects: list[Effect] = []
         self._readers = Readers()
 
@@ -111,13 +120,13 @@ class PrefillCore:
             self.counters["steps"] += 1
         elif isinstance(report, DigestDone):
             self._overdue.heard()
-            checked = self._checks.pop(report.id, None)
-            if checked is None:
-                raise IntegrityError(f"digests {report.id} came but were never asked for")
+            checked = self._checks.answered(report.id)
             if isinstance(checked, Job):
                 self._checked(checked, report.digests, now)
             else:
                 self._rechecked(*checked, report.digests)
+        elif isinstance(report, Prepared):
+            self._prepared(self._preparing.answered(report.id), report.error, now)
         elif isinstance(report, Fatal):
             self._effects.append(Lost(report.reason))
         self._after(now)
@@ -177,9 +186,12 @@ class PrefillCore:
         eta = self._overdue.predict(self.queued_tokens)
         self._send(link, FromPrefill(accepted=JobAccepted(attempt=message.attempt, eta_s=eta)))
         if job.prefix_blocks and self._config.engine.verify == "full":
-            job.phase = Phase.CHECKING
+            job.awaited += 1
             self._digest(job.sequence.blocks[: job.prefix_blocks], job)
-        else:
+        if job.sequence.grammar is not None:
+            job.awaited += 1
+            self._to_engine(Prepare(self._preparing.ask(job), job.sequence.grammar))
+        if not job.awaited:
             self._run(job, now)
 
     def _reserve(self, link: str, message: JobMessage, now: float) -> tuple[Job | None, str]:
@@ -196,7 +208,11 @@ class PrefillCore:
         queued, need = self.queued_tokens, len(tokens) - len(hits) * size
         if queued and queued + need > self._config.handoff.admission_window_tokens:
             return None, f"{queued} tokens are queued"
-        sequence = Sequence(self.batcher.new_id(), tokens, chain, self._draws(message), arrival=now)
+        draws = [spec_of(message.sampling, index) for index in message.sample_indices]
+        rules = (
+            rules_of(message.sampling, message.prompt_tokens or len(tokens), message.stop_token_ids) if draws else None
+        )
+        sequence = Sequence(self.batcher.new_id(), tokens, chain, draws, arrival=now, rules=rules)
         self.books.share(hits, sequence.owner)
         sequence.blocks = list(hits)
         if not sequence.reserve(self.books, len(tokens), size):
@@ -205,12 +221,6 @@ class PrefillCore:
             return None, reason
         self.batcher.add(sequence)
         return Job(link, message, sequence, len(hits), now, now + message.deadline_s), ""
-
-    def _draws(self, message: JobMessage) -> list[SampleSpec]:
-        s = message.sampling
-        return [
-            SampleSpec(index, s.seed, s.temperature, s.top_p, s.top_k, s.logprobs) for index in message.sample_indices
-        ]
 
     def _checked(self, job: Job, digests: list[bytes], now: float) -> None:
         if self.jobs.get(job.id) is not job:
@@ -222,7 +232,20 @@ class PrefillCore:
         if right < job.prefix_blocks:
             self.counters["prefix_hit_corrupt"] += 1
             job.prefix_blocks = right
-        self._run(job, now)
+        self._checked_off(job, now)
+
+    def _prepared(self, job: Job, error: str, now: float) -> None:
+        """The engine can keep the job's draws to its grammar, or cannot."""
+        if self.jobs.get(job.id) is job and error:
+            self._fail(job, error, invalid=True)
+        elif self.jobs.get(job.id) is job:
+            self._checked_off(job, now)
+
+    def _checked_off(self, job: Job, now: float) -> None:
+        """One thing less that the job waits for."""
+        job.awaited -= 1
+        if not job.awaited:
+            self._run(job, now)
 
     # -- running --------------------------------------------------------------------------------------------------
 
@@ -252,7 +275,7 @@ class PrefillCore:
         self._offer(job)
         if job.sequence.computed >= len(job.sequence.tokens):
             if result.sampled:
-                self._first(job, result.sampled)
+                self._send(job.link, FromPrefill(first=first_tokens(job, result.sampled, self.block_size)))
             self._finish(job, now)
 
     def _offer(self, job: Job) -> None:
@@ -269,17 +292,6 @@ class PrefillCore:
             self.counters["blocks_offered"] += len(blocks)
             offer = Offer(attempt=job.message.attempt, first_position=start * self.block_size, blocks=blocks, last=last)
             self._send(job.link, FromPrefill(offer=offer))
-
-    def _first(self, job: Job, sampled: list[Sampled]) -> None:
-        tokens = []
-        for index, drawn in zip(job.message.sample_indices, sampled, strict=True):
-            token = FirstToken(index=index, id=drawn.token)
-            if drawn.logprob is not None:
-                top = [TopToken(id=i, logprob=p) for i, p in drawn.top]
-                token.logprob.CopyFrom(TokenLogprob(logprob=drawn.logprob, top=top))
-            tokens.append(token)
-        cached = job.prefix_blocks * self.block_size
-        self._send(job.link, FromPrefill(first=First(attempt=job.message.attempt, tokens=tokens, cached_tokens=cached)))
 
     def _finish(self, job: Job, now: float) -> None:
         """The prompt is read. What was offered stays pinned a while; without offers nothing is left to wait for."""
@@ -315,21 +327,8 @@ class PrefillCore:
         self._digest([ref.block for ref in recheck.blocks if 0 <= ref.block < self.books.num_blocks], (link, recheck))
 
     def _rechecked(self, link: str, recheck: Recheck, digests: list[bytes]) -> None:
-        found = iter(digests)
-        answers = []
-        for ref in recheck.blocks:
-            current = 0 <= ref.block < self.books.num_blocks
-            if current:
-                digest = next(found)
-                current = self.books.is_kept(ref.block, ref.generation)
-                if current and self.books.is_published(ref.block) and self.books.digest_of(ref.block) != digest:
-                    self.counters["block_corrupt"] += 1
-                    self.books.withdraw(ref.block)
-                    current = False
-                else:
-                    self.counters["block_vouched_for" if current else "block_stale"] += 1
-            answers.append(RecheckedBlock(block=ref.block, generation=ref.generation, current=current))
-        self._send(link, FromPrefill(recheck=RecheckResult(attempt=recheck.attempt, blocks=answers)))
+        result = vouch(self.books, self.counters, recheck, digests)
+        self._send(link, FromPrefill(recheck=result))
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -339,9 +338,7 @@ class PrefillCore:
         return sum(job.remaining for job in self.jobs.values())
 
     def _digest(self, blocks: list[int], owner: "Job | tuple[str, Recheck]") -> None:
-        self._next_check += 1
-        self._checks[self._next_check] = owner
-        self._to_engine(Digest(self._next_check, list(blocks)))
+        self._to_engine(Digest(self._checks.ask(owner), list(blocks)))
 
     def _send(self, link: str, message: FromPrefill) -> None:
         self._effects.append(ToDecode(link, message))

@@ -1,7 +1,7 @@
 """Jobs: prompts that decode workers want read (DESIGN §4.6-4.7).
 
     1. accepted   every block of the prompt is reserved, prefix hits are pinned
-    2. checking   the hits are digested again
+    2. checking   the hits are digested again; the engine makes the grammar ready, where there is one
     3. running    chunk by chunk; after each one the blocks it filled are offered
     4. done       first tokens are out; offered blocks stay pinned until they are taken, or for a while
 A job leaves by being taken, cancelled, failed, by the loss of its link, or when its pins expire; then it owns nothing.
@@ -11,7 +11,11 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from cluster.stubs.common_pb2 import TokenLogprob, TopToken
+from cluster.stubs.link_pb2 import First, FirstToken
 from cluster.stubs.link_pb2 import Job as JobMessage
+from engine.asked import sampling_problem
+from engine.messages import Sampled
 from engine.sequence import MAX_SAMPLES, Sequence
 
 
@@ -31,7 +35,8 @@ class Job:
     prefix_blocks: int
     arrival: float
     deadline: float
-    phase: Phase = Phase.RUNNING
+    phase: Phase = Phase.CHECKING
+    awaited: int = 0  # answers of the engine, before it may run
     next_offer: int = 0  # block index; everything before was offered or is not wanted
     digests: dict[int, bytes] = field(default_factory=dict)  # of blocks not offered yet
     pinned_until: float = 0.0
@@ -44,6 +49,18 @@ class Job:
     def remaining(self) -> int:
         """Prompt positions still to be computed."""
         return 0 if self.phase is Phase.DONE else max(0, len(self.sequence.tokens) - self.sequence.computed)
+
+
+def first_tokens(job: Job, sampled: list[Sampled], block_size: int) -> First:
+    """The job's first tokens, one for each sample that was asked for."""
+    tokens = []
+    for index, drawn in zip(job.message.sample_indices, sampled, strict=True):
+        token = FirstToken(index=index, id=drawn.token)
+        if drawn.logprob is not None:
+            top = [TopToken(id=i, logprob=p) for i, p in drawn.top]
+            token.logprob.CopyFrom(TokenLogprob(logprob=drawn.logprob, top=top))
+        tokens.append(token)
+    return First(attempt=job.message.attempt, tokens=tokens, cached_tokens=job.prefix_blocks * block_size)
 
 
 def job_problem(job: JobMessage, *, vocab_size: int, max_context: int) -> str | None:
@@ -61,9 +78,10 @@ def job_problem(job: JobMessage, *, vocab_size: int, max_context: int) -> str | 
         return f"first_position {job.first_position} is not within {len(job.tokens)} tokens"
     if not math.isfinite(job.deadline_s):
         return "deadline_s must be finite"
-    s = job.sampling
-    if job.sample_indices and not (0 <= s.temperature <= 100 and 0 < s.top_p <= 1 and s.top_k >= 0):
-        return "sampling parameters are out of range"
-    if job.sample_indices and not -1 <= s.logprobs <= vocab_size:
-        return "logprobs is out of range"
-    return None
+    if not 0 <= job.prompt_tokens <= len(job.tokens):
+        return f"a prompt of {job.prompt_tokens} is not within {len(job.tokens)} tokens"
+    if not job.sample_indices:
+        return None
+    if any(not 0 <= token < vocab_size for token in job.stop_token_ids):
+        return f"a stop token id is outside the vocabulary of {vocab_size}"
+    return sampling_problem(job.sampling, vocab_size)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from cluster.core.ids import attempt_id
 from cluster.core.keys import BlockKey, KeyChain, root_key
-from cluster.stubs.common_pb2 import Sampling, WorkerAddress
+from cluster.stubs.common_pb2 import Grammar, Sampling, WorkerAddress
 from cluster.stubs.session_pb2 import HandedOff, PrefillOn, ResumeAttempt, SampleState, Submit, TokenRun
 from router.placement import Demand, Placement, Shape
 from router.queue import Entry
@@ -162,19 +162,12 @@ class Follow:
     def submit(self, placement: Placement, now: float) -> Submit:
         """The message that starts the present attempt."""
         attempt, request = self._running(), self.request
-        sampling = request.sampling
         return Submit(
             attempt=attempt.id,
             prompt=request.prompt,
             samples=[SampleState(emitted=s.emitted, finished=s.finished) for s in self.samples],
             max_tokens=request.max_tokens,
-            sampling=Sampling(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                seed=sampling.seed,
-                logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
-            ),
+            sampling=_sampling(request),
             stop_token_ids=request.stop_token_ids,
             ignore_eos=request.ignore_eos,
             salt=request.salt,
@@ -313,3 +306,22 @@ class Follow:
     def _must_be(self, phase: Phase) -> None:
         if self.phase is not phase:
             raise RuntimeError(f"request {self.request.request_id} is {self.phase.value}, not {phase.value}")
+
+
+def _sampling(request: Request) -> Sampling:
+    """How a request draws, as workers hear it."""
+    how, grammar = request.sampling, request.grammar
+    return Sampling(
+        temperature=how.temperature,
+        top_p=how.top_p,
+        top_k=how.top_k,
+        seed=how.seed,
+        logprobs=-1 if how.logprobs is None else how.logprobs,
+        presence_penalty=how.presence_penalty,
+        frequency_penalty=how.frequency_penalty,
+        repetition_penalty=how.repetition_penalty,
+        min_p=how.min_p,
+        min_tokens=how.min_tokens,
+        logit_bias=dict(how.logit_bias),
+        grammar=None if grammar is None else Grammar(kind=grammar.kind, source=grammar.source),
+    )

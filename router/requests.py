@@ -10,17 +10,36 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 EndReason = Literal["eos", "stop", "length"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off; `logprobs` None is none."""
+    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off; `logprobs` None is none.
+
+    Penalties and `min_p` are off at 0, `repetition_penalty` at 1; engine/rules.py and engine/sampler.py define them.
+    Before `min_tokens` tokens a sample does not end by a token, nor by a stop string completed in them.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
     logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like. `source`: a JSON schema as JSON text, a regular expression, or a Lark grammar."""
+
+    kind: GrammarKind
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +57,7 @@ class Request:
     ignore_eos: bool = False
     deadline_s: float = 600.0
     salt: bytes = b""
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,7 @@ async def serve(context: ProgramContext) -> None:
             task.cancel()
         await asyncio.gather(*working, return_exceptions=True)
         await rpc.stop(0)
+        await front.text.grammars.close()
 
 
 async def _drain(doors: asyncio.Future[Any], serving: asyncio.Future[None], drain_s: float) -> None:

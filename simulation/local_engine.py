@@ -7,7 +7,9 @@ from numpy.typing import NDArray
 
 from cluster.core.clock import Clock
 from cluster.core.errors import IntegrityError
-from engine.messages import Command, Copy, CopyDone, Digest, DigestDone, Poison, Report, Step
+from cluster.core.grammar import Vocabulary
+from engine.grammars import Grammars
+from engine.messages import Command, Copy, CopyDone, Digest, DigestDone, Poison, Prepare, Report, Step
 from engine.model.base import Model
 from engine.pool import HostMemory
 from engine.stepper import Stepper
@@ -16,12 +18,21 @@ from engine.stepper import Stepper
 class LocalEngine:
     """Pool, staging and model of one engine. The caller decides when a command runs and when bytes move."""
 
-    def __init__(self, model: Model, num_blocks: int, slots: int, slot_bytes: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        model: Model,
+        num_blocks: int,
+        slots: int,
+        slot_bytes: int,
+        clock: Clock,
+        vocabulary: Vocabulary | None = None,
+    ) -> None:
         self.model = model
         self.memory = HostMemory(model.layout, num_blocks, slots, slot_bytes)
         self.memory.poison_all()
         model.bind(self.memory.pool)
-        self.stepper = Stepper(model, self.memory, clock)
+        self.grammars = Grammars(vocabulary)
+        self.stepper = Stepper(model, self.memory, clock, self.grammars)
 
     def compute(self, command: Command) -> Report | None:
         """What the compute thread does with a command. Raises IntegrityError for one that is not its business."""
@@ -33,6 +44,8 @@ class LocalEngine:
                 return CopyDone(command.id, self.memory.digests(command.blocks), 0.0)
             case Digest():
                 return DigestDone(command.id, self.memory.digests(command.blocks))
+            case Prepare():
+                return self.grammars.prepare(command)
             case Poison():
                 self.memory.poison(command.blocks)
                 return None

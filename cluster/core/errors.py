@@ -10,6 +10,7 @@ HeadraceError
 |- RequestFailed           500: accepted, but could not be finished
 |- ConfigError             the operator's fault: the message names the key
 |- ModelError              a model that cannot be found, converted or served
+|- GrammarError            a grammar that is none, is too large, or cannot go on
 |- TransferError           a peer, a read or a layout that does not fit
 `- IntegrityError          our own books disagree: a bug, and the process must not go on
 """
@@ -81,6 +82,10 @@ class ConfigError(HeadraceError):
 
 class ModelError(HeadraceError):
     """A model that cannot be found, fetched, converted or served."""
+
+
+class GrammarError(HeadraceError, ValueError):
+    """A grammar that is none, is too large, or cannot go on. It ends the request that brought it, and no other."""
 
 
 class TransferError(HeadraceError):

@@ -24,43 +24,49 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63luster/stubs/inference.proto\x12\x0bheadrace.v1\"\xbc\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.headrace.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.headrace.v1.ChatH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\x05H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x06H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\x05\x12\x0e\n\x01n\x18\x0c \x01(\x05H\x06\x88\x01\x01\x12\x15\n\x08logprobs\x18\r \x01(\x05H\x07\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x12\n\nrequest_id\x18\x0f \x01(\tB\x07\n\x05inputB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x04\n\x02_nB\x0b\n\t_logprobs\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.headrace.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x90\x01\n\x10GenerateResponse\x12#\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x12.headrace.v1.DeltaH\x00\x12%\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x13.headrace.v1.FinishH\x00\x12\'\n\x07summary\x18\x03 \x01(\x0b\x32\x14.headrace.v1.SummaryH\x00\x42\x07\n\x05\x65vent\"_\n\x05\x44\x65lta\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12&\n\x08logprobs\x18\x04 \x03(\x0b\x32\x14.headrace.v1.Logprob\"b\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12%\n\x03top\x18\x04 \x03(\x0b\x32\x18.headrace.v1.Alternative\"?\n\x0b\x41lternative\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\"\'\n\x06\x46inish\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb3\x02\n\x07Summary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\x05\x12\x15\n\rcached_tokens\x18\x05 \x01(\x05\x12\x16\n\x0eprefill_worker\x18\x06 \x01(\t\x12\x15\n\rdecode_worker\x18\x07 \x01(\t\x12\x10\n\x08kv_bytes\x18\x08 \x01(\x03\x12\x10\n\x08\x61ttempts\x18\t \x01(\x05\x12\x37\n\ntimings_ms\x18\n \x03(\x0b\x32#.headrace.v1.Summary.TimingsMsEntry\x1a\x30\n\x0eTimingsMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.headrace.v1.Model\"(\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bmax_context\x18\x02 \x01(\x05\x32\xa5\x01\n\tInference\x12I\n\x08Generate\x12\x1c.headrace.v1.GenerateRequest\x1a\x1d.headrace.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.headrace.v1.ListModelsRequest\x1a\x1f.headrace.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63luster/stubs/inference.proto\x12\x0bheadrace.v1\"\x98\x07\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.headrace.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.headrace.v1.ChatH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\x05H\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\x05H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x06H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\x05\x12\x0e\n\x01n\x18\x0c \x01(\x05H\x07\x88\x01\x01\x12\x15\n\x08logprobs\x18\r \x01(\x05H\x08\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x12\n\nrequest_id\x18\x0f \x01(\t\x12\x1d\n\x10presence_penalty\x18\x10 \x01(\x01H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x11 \x01(\x01H\n\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x12 \x01(\x01H\x0b\x88\x01\x01\x12\x12\n\x05min_p\x18\x13 \x01(\x01H\x0c\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x14 \x01(\x05H\r\x88\x01\x01\x12?\n\nlogit_bias\x18\x15 \x03(\x0b\x32+.headrace.v1.GenerateRequest.LogitBiasEntry\x12\x15\n\x0bjson_object\x18\x16 \x01(\x08H\x01\x12\x15\n\x0bjson_schema\x18\x17 \x01(\tH\x01\x12\x0f\n\x05regex\x18\x18 \x01(\tH\x01\x12\x0e\n\x04lark\x18\x19 \x01(\tH\x01\x12%\n\x06\x63hoice\x18\x1a \x01(\x0b\x32\x13.headrace.v1.ChoiceH\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x07\n\x05inputB\t\n\x07grammarB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x04\n\x02_nB\x0b\n\t_logprobsB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x08\n\x06_min_pB\r\n\x0b_min_tokens\"\x17\n\x06\x43hoice\x12\r\n\x05texts\x18\x01 \x03(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.headrace.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x90\x01\n\x10GenerateResponse\x12#\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x12.headrace.v1.DeltaH\x00\x12%\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x13.headrace.v1.FinishH\x00\x12\'\n\x07summary\x18\x03 \x01(\x0b\x32\x14.headrace.v1.SummaryH\x00\x42\x07\n\x05\x65vent\"_\n\x05\x44\x65lta\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12&\n\x08logprobs\x18\x04 \x03(\x0b\x32\x14.headrace.v1.Logprob\"b\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12%\n\x03top\x18\x04 \x03(\x0b\x32\x18.headrace.v1.Alternative\"?\n\x0b\x41lternative\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\"\'\n\x06\x46inish\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb3\x02\n\x07Summary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\x05\x12\x15\n\rcached_tokens\x18\x05 \x01(\x05\x12\x16\n\x0eprefill_worker\x18\x06 \x01(\t\x12\x15\n\rdecode_worker\x18\x07 \x01(\t\x12\x10\n\x08kv_bytes\x18\x08 \x01(\x03\x12\x10\n\x08\x61ttempts\x18\t \x01(\x05\x12\x37\n\ntimings_ms\x18\n \x03(\x0b\x32#.headrace.v1.Summary.TimingsMsEntry\x1a\x30\n\x0eTimingsMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.headrace.v1.Model\"(\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bmax_context\x18\x02 \x01(\x05\x32\xa5\x01\n\tInference\x12I\n\x08Generate\x12\x1c.headrace.v1.GenerateRequest\x1a\x1d.headrace.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.headrace.v1.ListModelsRequest\x1a\x1f.headrace.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cluster.stubs.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._loaded_options = None
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_SUMMARY_TIMINGSMSENTRY']._loaded_options = None
   _globals['_SUMMARY_TIMINGSMSENTRY']._serialized_options = b'8\001'
   _globals['_GENERATEREQUEST']._serialized_start=47
-  _globals['_GENERATEREQUEST']._serialized_end=491
-  _globals['_TOKENIDS']._serialized_start=493
-  _globals['_TOKENIDS']._serialized_end=516
-  _globals['_CHAT']._serialized_start=518
-  _globals['_CHAT']._serialized_end=568
-  _globals['_CHATMESSAGE']._serialized_start=570
-  _globals['_CHATMESSAGE']._serialized_end=614
-  _globals['_GENERATERESPONSE']._serialized_start=617
-  _globals['_GENERATERESPONSE']._serialized_end=761
-  _globals['_DELTA']._serialized_start=763
-  _globals['_DELTA']._serialized_end=858
-  _globals['_LOGPROB']._serialized_start=860
-  _globals['_LOGPROB']._serialized_end=958
-  _globals['_ALTERNATIVE']._serialized_start=960
-  _globals['_ALTERNATIVE']._serialized_end=1023
-  _globals['_FINISH']._serialized_start=1025
-  _globals['_FINISH']._serialized_end=1064
-  _globals['_SUMMARY']._serialized_start=1067
-  _globals['_SUMMARY']._serialized_end=1374
-  _globals['_SUMMARY_TIMINGSMSENTRY']._serialized_start=1326
-  _globals['_SUMMARY_TIMINGSMSENTRY']._serialized_end=1374
-  _globals['_LISTMODELSREQUEST']._serialized_start=1376
-  _globals['_LISTMODELSREQUEST']._serialized_end=1395
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1397
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1453
-  _globals['_MODEL']._serialized_start=1455
-  _globals['_MODEL']._serialized_end=1495
-  _globals['_INFERENCE']._serialized_start=1498
-  _globals['_INFERENCE']._serialized_end=1663
+  _globals['_GENERATEREQUEST']._serialized_end=967
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=729
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=777
+  _globals['_CHOICE']._serialized_start=969
+  _globals['_CHOICE']._serialized_end=992
+  _globals['_TOKENIDS']._serialized_start=994
+  _globals['_TOKENIDS']._serialized_end=1017
+  _globals['_CHAT']._serialized_start=1019
+  _globals['_CHAT']._serialized_end=1069
+  _globals['_CHATMESSAGE']._serialized_start=1071
+  _globals['_CHATMESSAGE']._serialized_end=1115
+  _globals['_GENERATERESPONSE']._serialized_start=1118
+  _globals['_GENERATERESPONSE']._serialized_end=1262
+  _globals['_DELTA']._serialized_start=1264
+  _globals['_DELTA']._serialized_end=1359
+  _globals['_LOGPROB']._serialized_start=1361
+  _globals['_LOGPROB']._serialized_end=1459
+  _globals['_ALTERNATIVE']._serialized_start=1461
+  _globals['_ALTERNATIVE']._serialized_end=1524
+  _globals['_FINISH']._serialized_start=1526
+  _globals['_FINISH']._serialized_end=1565
+  _globals['_SUMMARY']._serialized_start=1568
+  _globals['_SUMMARY']._serialized_end=1875
+  _globals['_SUMMARY_TIMINGSMSENTRY']._serialized_start=1827
+  _globals['_SUMMARY_TIMINGSMSENTRY']._serialized_end=1875
+  _globals['_LISTMODELSREQUEST']._serialized_start=1877
+  _globals['_LISTMODELSREQUEST']._serialized_end=1896
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1898
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1954
+  _globals['_MODEL']._serialized_start=1956
+  _globals['_MODEL']._serialized_end=1996
+  _globals['_INFERENCE']._serialized_start=1999
+  _globals['_INFERENCE']._serialized_end=2164
 # @@protoc_insertion_point(module_scope)

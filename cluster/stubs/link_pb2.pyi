@@ -72,11 +72,15 @@ class Job(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.str
     first_position: _builtins.int
     """decode already has verified KV for everything before it"""
     salt: _builtins.bytes
     deadline_s: _builtins.float
+    prompt_tokens: _builtins.int
+    """where the prompt ends and the history begins; 0: all of it is prompt"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """prompt, and for a single sample its history"""
@@ -87,6 +91,10 @@ class Job(_message.Message):
 
     @_builtins.property
     def sampling(self) -> _common_pb2.Sampling: ...
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """not drawn before min_tokens, nor is an end-of-sequence token"""
+
     def __init__(
         self,
         *,
@@ -97,10 +105,12 @@ class Job(_message.Message):
         sampling: _common_pb2.Sampling | None = ...,
         salt: _builtins.bytes = ...,
         deadline_s: _builtins.float = ...,
+        prompt_tokens: _builtins.int = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline_s", b"deadline_s", "first_position", b"first_position", "salt", b"salt", "sample_indices", b"sample_indices", "sampling", b"sampling", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline_s", b"deadline_s", "first_position", b"first_position", "prompt_tokens", b"prompt_tokens", "salt", b"salt", "sample_indices", b"sample_indices", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

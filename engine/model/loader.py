@@ -1,12 +1,16 @@
 """From a model spec to a running model. torch is imported only for folders: the tracer does without."""
 
 import dataclasses
+import logging
 from pathlib import Path
 
-from cluster.core.errors import ModelError
+from cluster.core.errors import GrammarError, ModelError
+from cluster.core.grammar import Vocabulary, folder_vocabulary, tracer_vocabulary
 from engine.messages import FolderModel, TracerModel
 from engine.model.base import Model
 from engine.model.config import ModelConfig, load_config
+
+_log = logging.getLogger(__name__)
 
 
 def load_model(spec: FolderModel | TracerModel, block_size: int, threads: int) -> Model:
@@ -36,6 +40,17 @@ def load_model(spec: FolderModel | TracerModel, block_size: int, threads: int) -
         if reason is None:
             return NativeModel(config, weights, block_size, mark, threads)
         return LlamaModel(config, weights, block_size, mark)
+
+
+def load_vocabulary(spec: FolderModel | TracerModel, model: Model) -> Vocabulary | None:
+    """What `model` can write, for its grammars; None: its folder does not say, and then it has none."""
+    if isinstance(spec, TracerModel):
+        return tracer_vocabulary(model.vocab_size)
+    try:
+        return folder_vocabulary(Path(spec.path).expanduser(), model.vocab_size, model.eos_ids)
+    except GrammarError as error:
+        _log.warning("no grammars: %s", error)
+        return None
 
 
 def _limit_context(config: ModelConfig, limit: int | None) -> ModelConfig:

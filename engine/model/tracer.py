@@ -28,9 +28,10 @@ from cluster.core import clock as machine_clock
 from cluster.core.clock import Clock, SystemClock
 from cluster.core.digest import splitmix64, weights
 from engine.layout import KVLayout
-from engine.messages import SampleSpec, TracerModel
+from engine.messages import DrawRules, SampleSpec, TracerModel
 from engine.model.base import ForwardRow
 from engine.noise import GOLDEN, MASK, mix
+from engine.rules import Fold, Matcher
 from engine.sampler import sample_row
 
 VERSION = 1
@@ -198,10 +199,13 @@ def reference_tokens(
     sampling: SampleSpec = GREEDY,
     *,
     stop_at_eos: bool = True,
+    rules: DrawRules | None = None,
+    grammar: Callable[[], Matcher] | None = None,
 ) -> list[int]:
     """What a tracer must answer to `prompt`: at most `count` tokens, the last one the end token when it comes earlier.
 
     No pool, no engine, no cache: plain integers over plain lists, the judge in tests. Only the formulas are shared.
+    `grammar`: gives a matcher at the start of the grammar that `rules` name.
     """
     constants = _Constants.of(spec)
     chain = constants.salt
@@ -210,7 +214,13 @@ def reference_tokens(
     tokens: list[int] = []
     while len(tokens) < count:
         position = len(prompt) + len(tokens)
-        token = sample_row(constants.logits(chain), [sampling], position)[0].token
+        logits = constants.logits(chain)
+        shaped = None
+        if rules is not None:  # folded anew each time: what a draw owes to earlier tokens depends on them alone
+            ends, matcher = [spec.vocab_size - 1], grammar() if grammar else None
+            fold = Fold(rules, [*prompt, *tokens], vocab_size=spec.vocab_size, eos_ids=ends, matcher=matcher)
+            shaped = fold.shape(logits)
+        token = sample_row(logits, [sampling], position, shaped)[0].token
         tokens.append(token)
         if stop_at_eos and token == spec.vocab_size - 1:
             break

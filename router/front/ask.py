@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from router.front.messages import ChatPrompt
 from router.front.tools.types import ToolUse
+from router.requests import Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Spelling:
     prompt: str
     max_tokens: str = "max_tokens"
     logprobs: str = "logprobs"
+    grammar: str = "response_format"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,13 @@ class Ask:
     show_special: bool = False
     echo: bool = False
     tools: ToolUse | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None
 
     @property
     def fresh(self) -> bool:

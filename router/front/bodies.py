@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from cluster.core.errors import InvalidRequest
 from router.front.ask import Ask, Prompt, Spelling, TextPrompt, TokenPrompt
 from router.front.chat_bodies import MAX_TOOLS, Body, ChatMessage, ToolBody, ToolChoice, chat_prompt, tool_use
+from router.front.rules_body import RulesBody
 from router.front.unsupported import refuse_unsupported
 
 MAX_PROMPTS = 256
@@ -45,7 +46,7 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
-class InferenceBody(Body):
+class InferenceBody(RulesBody):
     """What both endpoints share."""
 
     model: str
@@ -85,10 +86,11 @@ class InferenceBody(Body):
         return body
 
     def _common(self, prompt: Prompt, spelling: Spelling, max_tokens: int | None, logprobs: int | None) -> Ask:
+        grammar, grammar_field = self.grammar()
         return Ask(
             model=self.model,
             prompt=prompt,
-            spelling=spelling,
+            spelling=replace(spelling, grammar=grammar_field),
             max_tokens=max_tokens,
             n=self.n,
             temperature=self.temperature,
@@ -101,6 +103,13 @@ class InferenceBody(Body):
             ignore_eos=bool(self.ignore_eos),
             show_stop=bool(self.include_stop_str_in_output),
             show_special=self.skip_special_tokens is False,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            min_p=self.min_p,
+            min_tokens=self.min_tokens,
+            logit_bias=self.logit_bias,
+            grammar=grammar,
         )
 
 

@@ -16,6 +16,8 @@ from router.requests import Limits, SamplingParams
 
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 300  # as OpenAI allows
+MAX_GRAMMAR_CHARACTERS = 65_536
 _SEED_MASK = (1 << 64) - 1
 _INT32_MAX = (1 << 31) - 1
 
@@ -56,7 +58,29 @@ def check_parameters(ask: Ask, settings: RouterSettings) -> None:
         check_text(stop, "stop")
     if len(ask.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest(f"at most {MAX_STOP_TOKEN_IDS} stop token ids are allowed", param="stop_token_ids")
+    _check_rules(ask)
     _check_prompt(ask)
+
+
+def _check_rules(ask: Ask) -> None:
+    """What earlier tokens have to say about a draw: penalties, bias, min_tokens, grammar."""
+    _within("presence_penalty", ask.presence_penalty, -2, 2)
+    _within("frequency_penalty", ask.frequency_penalty, -2, 2)
+    _within("repetition_penalty", ask.repetition_penalty, 0, 100)
+    if ask.repetition_penalty == 0:
+        raise InvalidRequest("repetition_penalty must be above 0", param="repetition_penalty")
+    _within("min_p", ask.min_p, 0, 1)
+    _within("min_tokens", ask.min_tokens, 0, _INT32_MAX)
+    if len(ask.logit_bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(f"at most {MAX_LOGIT_BIAS} tokens can be biased", param="logit_bias")
+    for _, bias in ask.logit_bias:
+        _within("logit_bias", bias, -100, 100)
+    if ask.grammar is not None:
+        param = ask.spelling.grammar
+        if len(ask.grammar.source) > MAX_GRAMMAR_CHARACTERS:
+            raise InvalidRequest(f"{param} has more than {MAX_GRAMMAR_CHARACTERS} characters", param=param)
+        if ask.ignore_eos:
+            raise InvalidRequest("ignore_eos contradicts a grammar, whose end is the end", param="ignore_eos")
 
 
 def check_text(text: str, param: str) -> None:
@@ -105,6 +129,7 @@ def fit(ask: Ask, ids: list[int] | tuple[int, ...], limits: Limits) -> Fit:
     # Only now: a list that is too long is refused before each of its ids is looked at.
     _check_ids(ids, limits.vocab_size, param)
     _check_ids(ask.stop_token_ids, limits.vocab_size, "stop_token_ids")
+    _check_ids([token for token, _ in ask.logit_bias], limits.vocab_size, "logit_bias")
     n, block = ask.n or 1, limits.block_size
     shared = len(ids) // block
     private = (limits.pool_tokens // block - shared) // n
@@ -123,6 +148,8 @@ def fit(ask: Ask, ids: list[int] | tuple[int, ...], limits: Limits) -> Fit:
             param=param,
             code="context_length_exceeded",
         )
+    if (ask.min_tokens or 0) > (ask.max_tokens or room):
+        raise InvalidRequest(f"min_tokens can be at most {ask.max_tokens or room}", param="min_tokens")
     return Fit(tuple(ids), ask.max_tokens or room)
 
 
@@ -136,6 +163,12 @@ def sampling(ask: Ask, limits: Limits) -> SamplingParams:
         top_k=top_k if 0 < top_k < limits.vocab_size else 0,
         seed=seed,
         logprobs=ask.logprobs,
+        presence_penalty=float(ask.presence_penalty or 0),
+        frequency_penalty=float(ask.frequency_penalty or 0),
+        repetition_penalty=float(ask.repetition_penalty or 1),
+        min_p=float(ask.min_p or 0),
+        min_tokens=ask.min_tokens or 0,
+        logit_bias=ask.logit_bias,
     )
 
 

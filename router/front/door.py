@@ -1,6 +1,7 @@
 """The pipeline of the front door. HTTP and gRPC are two skins of it.
 
 1. `prepare`: an Ask becomes a bounded, tokenised Request, or InvalidRequest (bounds.py)        DESIGN §4.1
+              its grammar is tried in a process of its own (grammar_judge.py)
 2. `open`:    the dispatcher admits it; leaving the context cancels whatever still runs          §4.3
 3. `Generation`: token events go through one fold per sample and come out as deltas (text.py)    §4.11
 4. `Generation.usage` and `.trace`: read after the context was left                              §4.12
@@ -147,6 +148,8 @@ class FrontDoor:
         limits = self.dispatcher.limits()
         ids = await self.tokenise(ask.prompt, limits.max_context, ask.spelling.prompt)
         fit = bounds.fit(ask, ids, limits)
+        if ask.grammar is not None:
+            await self.text.grammars.check(ask.grammar, ask.spelling.grammar)
         left = self.settings.deadline_s - call.elapsed()
         if deadline_s is not None:
             left = min(left, deadline_s - (call.elapsed() - began))
@@ -163,6 +166,7 @@ class FrontDoor:
             stop_token_ids=ask.stop_token_ids,
             ignore_eos=ask.ignore_eos,
             deadline_s=left,
+            grammar=ask.grammar,
         )
 
     @asynccontextmanager
@@ -193,6 +197,7 @@ class FrontDoor:
             fresh=ask.fresh,
             special=ask.show_special,
             calls=None if ask.tools is None or kind is None else fold_maker(ask.tools, kind),
+            min_tokens=request.sampling.min_tokens,
         )
 
     def echo(self, ask: Ask) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations  # grpc's type stubs are generic where its cl
 import asyncio
 import logging
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 import grpc
@@ -33,12 +33,13 @@ from cluster.stubs.inference_pb2_grpc import InferenceServicer
 from router.front.ask import Ask, Prompt, Spelling, TextPrompt, TokenPrompt
 from router.front.door import FrontDoor, Generation, until_deadline
 from router.front.errors_http import retry_after_s
+from router.front.grammar_fields import choice_grammar
 from router.front.messages import ROLES, ChatPrompt, ChatTurn
 from router.front.metrics import Call
 from router.front.text import Delta, TokenEntry
 from router.front.tokenizer import Tokenizer
 from router.front.traces import trace_headers
-from router.requests import Trace
+from router.requests import Grammar, Trace
 
 log = logging.getLogger("headrace.router.front")
 
@@ -124,6 +125,7 @@ class InferenceService(InferenceServicer):
 def ask_of(message: pb.GenerateRequest, served_model: str) -> Ask:
     """A gRPC request in our own terms. Raises InvalidRequest."""
     prompt, spelling = _prompt(message)
+    spelling = replace(spelling, grammar=message.WhichOneof("grammar") or "")
     return Ask(
         model=message.model or served_model,
         prompt=prompt,
@@ -138,7 +140,30 @@ def ask_of(message: pb.GenerateRequest, served_model: str) -> Ask:
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        presence_penalty=message.presence_penalty if message.HasField("presence_penalty") else None,
+        frequency_penalty=message.frequency_penalty if message.HasField("frequency_penalty") else None,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else None,
+        min_p=message.min_p if message.HasField("min_p") else None,
+        min_tokens=message.min_tokens if message.HasField("min_tokens") else None,
+        logit_bias=tuple(message.logit_bias.items()),
+        grammar=_grammar(message),
     )
+
+
+def _grammar(message: pb.GenerateRequest) -> Grammar | None:
+    match message.WhichOneof("grammar"):
+        case "json_object":
+            return Grammar("json_object") if message.json_object else None
+        case "json_schema":
+            return Grammar("json_schema", message.json_schema)
+        case "regex":
+            return Grammar("regex", message.regex)
+        case "lark":
+            return Grammar("lark", message.lark)
+        case "choice":
+            return choice_grammar(list(message.choice.texts), "choice")
+        case _:
+            return None
 
 
 def _prompt(message: pb.GenerateRequest) -> tuple[Prompt, Spelling]:

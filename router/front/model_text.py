@@ -1,11 +1,12 @@
-"""What the front door loads of a model: its tokenizer and its chat template. No weights, no torch."""
+"""What the front door has of a model: its tokenizer, its chat template, its grammars. No weights, no torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cluster.core.errors import InvalidRequest, ModelError
 from router.front.chat import ChatTemplate, load_chat_template, tracer_template
+from router.front.grammar_judge import GrammarJudge, judge_of
 from router.front.messages import ChatPrompt
 from router.front.tokenizer import HuggingFaceTokenizer, Tokenizer, TracerTokenizer
 from router.front.tools.types import ToolFormat
@@ -21,6 +22,7 @@ class ModelText:
 
     tokenizer: Tokenizer
     chat: ChatTemplate | None
+    grammars: GrammarJudge = field(default_factory=lambda: judge_of(None))
 
     def text_ids(self, text: str, most: int, param: str, *, add_special: bool = True) -> list[int]:
         """Prompt ids of plain text, with what the tokenizer itself adds (BOS) where `add_special`.
@@ -64,4 +66,4 @@ def load_model_text(folder: Path | None, tool_format: ToolFormat | None = None) 
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ModelError(f"{folder} has no tokenizer.json")
-    return ModelText(HuggingFaceTokenizer(path), load_chat_template(folder, tool_format))
+    return ModelText(HuggingFaceTokenizer(path), load_chat_template(folder, tool_format), judge_of(folder))

@@ -66,15 +66,18 @@ class StopScan:
         self._state = 0
         self._held = ""
 
-    def feed(self, text: str) -> tuple[str, bool]:
-        """Text that is now certain to be shown, and whether a stop string ended in `text` (then feed no more)."""
+    def feed(self, text: str, *, armed: bool = True) -> tuple[str, bool]:
+        """Text that is now certain to be shown, and whether a stop string ended in `text` (then feed no more).
+
+        Not `armed`: a stop string that ends in `text` is passed over.
+        """
         if len(self._stops.next) == 1:
             return text, False
         stops, state = self._stops, self._state
         buffer = self._held + text
         for at, char in enumerate(text, start=len(self._held) + 1):
             state = stops.step(state, char)
-            if stops.match_length[state]:
+            if armed and stops.match_length[state]:
                 self._held = ""
                 return buffer[: at if stops.shown else at - stops.match_length[state]], True
         self._state = state

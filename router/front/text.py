@@ -5,7 +5,7 @@
 1. Each id is counted, up to and including the one that ends the sample.
 2. It ends at the first id where any of these holds: end-of-sequence or stop token (its own text is not shown), a stop
    string completed (text is cut before it), max_tokens reached; or where the decode worker says so. What comes later
-   is dropped and counted.
+   is dropped and counted. A stop string completed by one of the first min_tokens ids is text like any other.
 3. Its bytes become characters (utf8.py), characters pass the stop strings (stops.py), what is certain is shown; where
    tools may be called, as content or as calls (tools/folds.py).
 How ids were grouped into calls changes the grouping of deltas and nothing else, so a stream, a whole answer and a
@@ -44,6 +44,7 @@ class TextRules:
     fresh: bool
     special: bool = False
     calls: Callable[[], CallFold] | None = None
+    min_tokens: int = 0
 
     def bytes_of(self, token_id: int) -> bytes | None:
         """What a token adds to the text; None: nothing."""
@@ -156,7 +157,7 @@ class SampleText:
 
     def _show(self, text: str, step: _Step) -> None:
         """Pass characters through the stop strings; a match ends the sample."""
-        certain, matched = self._scan.feed(text)
+        certain, matched = self._scan.feed(text, armed=self.completion_tokens > self._rules.min_tokens)
         self._tell(certain, step)
         if matched:
             step.finish = "stop"

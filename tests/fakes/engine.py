@@ -1,8 +1,11 @@
 """An engine without a process: its bytes are real, and whoever owns it calls `handle` instead of sending."""
 
+from functools import lru_cache
+
 from cluster.core.clock import ManualClock
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import TransferError
+from cluster.core.grammar import Vocabulary, tracer_vocabulary
 from engine.messages import (
     AddPeer,
     Command,
@@ -10,6 +13,7 @@ from engine.messages import (
     Digest,
     PeerAdded,
     Poison,
+    Prepare,
     Read,
     ReadDone,
     ReadFailed,
@@ -20,6 +24,12 @@ from engine.model.base import Model
 from engine.pool import HostMemory
 from kv_transfer.transports.ranges import check_read
 from simulation.local_engine import LocalEngine, pieces
+
+
+@lru_cache(maxsize=8)
+def tracer_vocabulary_of(size: int) -> Vocabulary:
+    """One for all engines of a test run: building it costs more than most tests do otherwise."""
+    return tracer_vocabulary(size)
 
 
 class FakeEngine(LocalEngine):
@@ -33,11 +43,12 @@ class FakeEngine(LocalEngine):
         clock: ManualClock,
         memories: dict[str, HostMemory],
     ) -> None:
-        super().__init__(model, num_blocks, 2 * config.handoff.slots, config.handoff.slot_bytes, clock)
+        slots, vocabulary = 2 * config.handoff.slots, tracer_vocabulary_of(model.vocab_size)
+        super().__init__(model, num_blocks, slots, config.handoff.slot_bytes, clock, vocabulary)
         self._memories = memories
 
     def handle(self, command: Command) -> Report | None:
-        if isinstance(command, Step | Copy | Digest | Poison):
+        if isinstance(command, Step | Copy | Digest | Poison | Prepare):
             return self.compute(command)
         if isinstance(command, AddPeer):
             return PeerAdded(command.peer, False, 1.0)

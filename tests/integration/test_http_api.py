@@ -259,14 +259,14 @@ async def test_client_errors_through_the_openai_client() -> None:
         with pytest.raises(openai.BadRequestError) as long:
             await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x" * 20_000}])
         with pytest.raises(openai.BadRequestError) as penalty:
-            await client.chat.completions.create(model=MODEL, messages=HELLO, presence_penalty=0.5)
+            await client.chat.completions.create(model=MODEL, messages=HELLO, presence_penalty=2.5)
         with pytest.raises(openai.BadRequestError) as internal:
             await client.completions.create(model=MODEL, prompt="x", extra_body={"kv_transfer_params": {}})
         assert served.outcomes("completions") == {"client_error": 3}
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
     assert empty.value.param == "prompt"
     assert (long.value.code, long.value.param) == ("context_length_exceeded", "messages")
-    assert (penalty.value.code, penalty.value.param) == ("unsupported_parameter", "presence_penalty")
+    assert (penalty.value.code, penalty.value.param) == ("invalid_value", "presence_penalty")
     assert internal.value.param == "kv_transfer_params"
     assert not dispatcher.requests
 

@@ -82,8 +82,8 @@ MUTANTS = (
     Mutant(
         "draw a token after every chunk of a prompt",
         "engine/batcher.py",
-        "samples=sequence.draws if end == len(sequence.tokens) else [],",
-        "samples=sequence.draws,",
+        "samples = sequence.draws if end == len(sequence.tokens) else []",
+        "samples = sequence.draws",
         f"{MATRIX}::test_every_length_and_chunk[local-65-16-greedy]",
     ),
     Mutant(
@@ -124,8 +124,8 @@ MUTANTS = (
     Mutant(
         "off by one: draw with the noise of the position before",
         "engine/stepper.py",
-        "drawn = sample_row(logits[index], row.samples, row.start + len(forwards[index].tokens))",
-        "drawn = sample_row(logits[index], row.samples, row.start + len(forwards[index].tokens) - 1)",
+        "drawn = sample_row(logits[index], row.samples, row.start + len(forwards[index].tokens), shaped)",
+        "drawn = sample_row(logits[index], row.samples, row.start + len(forwards[index].tokens) - 1, shaped)",
         f"{MATRIX}::test_every_length_and_chunk[split-17-64-seeded]",
     ),
     Mutant(

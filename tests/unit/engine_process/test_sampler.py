@@ -14,9 +14,15 @@ from engine.sampler import sample, sample_row
 
 
 def spec(
-    seed: int = 0, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, logprobs: int = -1, index: int = 0
+    seed: int = 0,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    logprobs: int = -1,
+    index: int = 0,
+    min_p: float = 0.0,
 ) -> SampleSpec:
-    return SampleSpec(index, seed, temperature, top_p, top_k, logprobs)
+    return SampleSpec(index, seed, temperature, top_p, top_k, logprobs, min_p)
 
 
 GREEDY = spec(temperature=0.0)
@@ -27,9 +33,11 @@ def random_logits(rows: int, vocab: int, seed: int = 0) -> NDArray[np.float32]:
 
 
 def by_definition(logits: NDArray[np.float32], how: SampleSpec, position: int) -> int:
-    """Sort everything, keep what top-k and top-p keep, add Gumbel noise to each."""
+    """Sort everything, keep what min-p, top-k and top-p keep, add Gumbel noise to each."""
     scaled = (logits.astype(np.float64) - float(logits.max())) / how.temperature
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+    if how.min_p:
+        order = [i for i in order if scaled[i] >= math.log(how.min_p)]
     if how.top_k:
         order = order[: how.top_k]
     weights = np.exp(scaled[order])
@@ -47,13 +55,14 @@ def by_definition(logits: NDArray[np.float32], how: SampleSpec, position: int) -
     st.sampled_from([0.05, 0.7, 1.0, 2.0, 50.0]),
     st.sampled_from([0.01, 0.5, 0.9, 0.999, 1.0]),
     st.sampled_from([0, 1, 3, 40, 1000]),
+    st.sampled_from([0.0, 0.0, 0.001, 0.2, 1.0]),
     st.integers(0, 100_000),
 )
 def test_equals_the_definition(
-    vocab: int, seed: int, temperature: float, top_p: float, top_k: int, position: int
+    vocab: int, seed: int, temperature: float, top_p: float, top_k: int, min_p: float, position: int
 ) -> None:
     logits = np.round(random_logits(1, vocab, seed % 1000)[0])  # rounded: many ties
-    how = spec(seed, temperature, top_p, top_k)
+    how = spec(seed, temperature, top_p, top_k, min_p=min_p)
     assert sample_row(logits, [how], position)[0].token == by_definition(logits, how, position)
 
 
@@ -170,6 +179,8 @@ def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
         spec(top_p=0.0),
         spec(top_p=1.1),
         spec(top_p=math.nan),
+        spec(min_p=-0.1),
+        spec(min_p=math.nan),
         spec(top_k=-1),
         spec(index=-1),
         spec(seed=-1),

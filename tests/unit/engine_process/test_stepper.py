@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from cluster.core.clock import ManualClock
 from cluster.core.errors import IntegrityError
-from engine.messages import Fill, Row, SampleSpec, Step
+from engine.messages import DrawRules, Fill, Grammar, Row, SampleSpec, Start, Step
 from engine.model.base import ForwardRow
 from engine.model.tracer import GREEDY, TracerModelRunner, reference_tokens
 from engine.pool import HostMemory
@@ -84,6 +84,33 @@ def test_several_samples_of_one_row_and_the_last_token_is_the_first_of_them() ->
     assert len(set(firsts)) > 1
     after = run.run(Step(2, [Row(0, 3, None, 2, [], True, [Fill(0, 1)], [GREEDY])], []))
     assert after.samples[0][0].token == reference_tokens([1, 2, 3, firsts[0]], 1, SPEC)[0]
+
+
+def ruled(sequence: int, tokens: list[int], start: Start) -> Row:
+    return Row(sequence, 0, tokens, 0, [sequence, sequence + 8], True, [], [GREEDY], start)
+
+
+def test_rules_that_cannot_be_kept_end_their_row_alone() -> None:
+    run, _, _ = stepper(RuntimeError())
+    rules = DrawRules(1, presence=1.0)
+    done = run.run(
+        Step(
+            1,
+            [
+                ruled(0, [1, 2], Start(rules, [1, 2])),
+                ruled(1, [1, 2], Start(rules, [1, 3])),
+                ruled(2, [1, 2], Start(rules, [10**6, 1, 2])),
+                ruled(3, [1, 2], Start(DrawRules(1, bias={10**6: 1.0}), [1, 2])),
+                ruled(4, [1, 2], Start(DrawRules(9), [1, 2])),
+                ruled(5, [1, 2], Start(DrawRules(1, grammar=Grammar("regex", "a")), [1, 2])),
+            ],
+            [],
+        )
+    )
+    assert sorted(done.errors) == [1, 2, 3, 4, 5]
+    assert len(done.samples[0]) == 1
+    gap = run.run(Step(2, [Row(0, 3, [5], 2, [], True, [], [GREEDY])], []))
+    assert "positions 2..2 are missing" in gap.errors[0]
 
 
 def test_an_empty_plan_is_answered() -> None:

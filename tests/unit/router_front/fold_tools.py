@@ -37,9 +37,11 @@ def rules(
     show_stop: bool = False,
     special: bool = False,
     calls: Callable[[], CallFold] | None = None,
+    min_tokens: int = 0,
 ) -> TextRules:
     watched = StopStrings(stops, shown=show_stop)
-    return TextRules(tokenizer or TracerTokenizer(), frozenset(end_ids), max_tokens, watched, fresh, special, calls)
+    tokenizer, ends = tokenizer or TracerTokenizer(), frozenset(end_ids)
+    return TextRules(tokenizer, ends, max_tokens, watched, fresh, special, calls, min_tokens)
 
 
 def groups(ids: Sequence[int], places: Sequence[int]) -> list[tuple[int, ...]]:

@@ -143,6 +143,22 @@ def test_fields_not_built_yet_are_refused_unless_they_ask_for_nothing(name: str)
         assert (error.param, error.code) == (name, "unsupported_parameter")
 
 
+def test_logit_bias_is_an_object_of_token_ids_and_numbers() -> None:
+    assert completion(logit_bias={"5": 1, "7": -0.5}).logit_bias == ((5, 1.0), (7, -0.5))
+    assert completion(logit_bias=None) == completion(logit_bias={}) == completion()
+    for value in (
+        {"a": 1},
+        {"-1": 1},
+        {"5": "1"},
+        {"5": True},
+        {"5": None},
+        [[5, 1]],
+        5,
+        {str(i): 1 for i in range(301)},
+    ):
+        assert refused(logit_bias=value).param == "logit_bias"
+
+
 def test_false_is_not_zero() -> None:
     assert refused(presence_penalty=False).param == "presence_penalty"
     assert refused(store=0).param == "store"

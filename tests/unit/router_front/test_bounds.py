@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.core.config import RouterSettings
 from cluster.core.errors import InvalidRequest, ModelNotFound
 from router.front.ask import Ask, Spelling, TokenPrompt
-from router.front.bounds import check_model, fit, sampling
+from router.front.bounds import MAX_LOGIT_BIAS, check_model, check_parameters, fit, sampling
 from router.requests import Limits
 
 LIMITS = Limits(max_context=100, pool_tokens=1000, block_size=10, vocab_size=50, eos_ids=())
@@ -98,6 +99,48 @@ def test_top_k_of_the_whole_vocabulary_is_off(given_k: int | None, used: int) ->
 def test_greedy_and_defaults() -> None:
     assert sampling(ask(temperature=0), LIMITS).temperature == 0.0
     assert (sampling(ask(), LIMITS).temperature, sampling(ask(), LIMITS).top_p) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("fields", "most"), [({"max_tokens": 5}, 5), ({}, 90)])
+def test_min_tokens_within_max_tokens_whoever_chose_it(fields: dict[str, int], most: int) -> None:
+    assert fit(ask(min_tokens=most, **fields), [0] * 10, LIMITS).max_tokens == most
+    with pytest.raises(InvalidRequest, match=f"at most {most}") as caught:
+        fit(ask(min_tokens=most + 1, **fields), [0] * 10, LIMITS)
+    assert caught.value.param == "min_tokens"
+
+
+@pytest.mark.parametrize("bad", [-1, 50])
+def test_a_bias_outside_the_vocabulary(bad: int) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        fit(ask(logit_bias=((1, 1.0), (bad, 1.0))), [1], LIMITS)
+    assert caught.value.param == "logit_bias"
+
+
+NAN, INFINITE = float("nan"), float("inf")
+RULES: dict[str, list[object]] = {
+    "presence_penalty": [-2.01, 2.01, NAN, INFINITE],
+    "frequency_penalty": [-2.01, 2.01, NAN, -INFINITE],
+    "repetition_penalty": [0.0, -0.1, 100.1, NAN, INFINITE],
+    "min_p": [-0.01, 1.01, NAN],
+    "min_tokens": [-1, 2**31],
+    "logit_bias": [((1, 100.5),), ((1, NAN),), ((1, -INFINITE),), tuple((i, 1.0) for i in range(MAX_LOGIT_BIAS + 1))],
+}
+
+
+@pytest.mark.parametrize(("param", "value"), [(param, value) for param, values in RULES.items() for value in values])
+def test_rules_out_of_bounds_are_refused_by_name(param: str, value: object) -> None:
+    """gRPC can send what JSON cannot: NaN and infinity."""
+    with pytest.raises(InvalidRequest) as caught:
+        check_parameters(ask(prompt=TokenPrompt((1,)), **{param: value}), RouterSettings())
+    assert caught.value.param == param
+
+
+def test_rules_that_are_not_given_are_off() -> None:
+    how = sampling(ask(), LIMITS)
+    assert (how.presence_penalty, how.frequency_penalty, how.min_p, how.min_tokens, how.logit_bias) == (0, 0, 0, 0, ())
+    assert how.repetition_penalty == 1
+    asked = sampling(ask(repetition_penalty=1.5, min_tokens=3, logit_bias=((1, -100.0),)), LIMITS)
+    assert (asked.repetition_penalty, asked.min_tokens, asked.logit_bias) == (1.5, 3, ((1, -100.0),))
 
 
 def test_another_model_is_not_found() -> None:

@@ -115,6 +115,16 @@ def test_a_stop_token_ends_without_its_text() -> None:
     assert [entry.shown for entry in got.entries] == [True, True, False]
 
 
+@pytest.mark.parametrize("places", [[], [1], [2], [3], [1, 2, 3, 4, 5, 6]])
+def test_a_stop_string_within_the_first_min_tokens_is_text_and_the_next_one_is_the_end(places: list[int]) -> None:
+    parts = groups(b"ABxABxABx", places)
+    assert fold(rules(stops=["AB"], min_tokens=1), parts).text == ""
+    got = fold(rules(stops=["AB"], min_tokens=2), parts)
+    assert (got.text, got.finish, got.completion_tokens) == ("ABx", "stop", 5)
+    assert fold(rules(stops=["AB"], min_tokens=5), parts).text == "ABxABx"
+    assert fold(rules(stops=["AB"], min_tokens=9), parts).text == "ABxABxABx"
+
+
 def test_entries_cut_off_by_a_stop_string_are_marked() -> None:
     got = fold(rules(stops=["CD"]), [[i] for i in b"ABCDE"])
     assert [(chr(e.token_id), e.shown, e.offset) for e in got.entries] == [

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from cluster.core.ids import agent_name
-from cluster.stubs.common_pb2 import Sampling, WorkerAddress
+from cluster.stubs.common_pb2 import Grammar, Sampling, WorkerAddress
 from cluster.stubs.link_pb2 import (
     BlockRef,
     CancelJob,
@@ -50,6 +50,21 @@ def world() -> World:
     return warm_world()
 
 
+BAD_SAMPLING: dict[str, dict[str, object]] = {
+    "presence NaN": {"sampling": Sampling(top_p=1.0, presence_penalty=NAN)},
+    "frequency infinite": {"sampling": Sampling(top_p=1.0, frequency_penalty=INFINITE)},
+    "repetition -1": {"sampling": Sampling(top_p=1.0, repetition_penalty=-1.0)},
+    "min_p 2": {"sampling": Sampling(top_p=1.0, min_p=2.0)},
+    "min_tokens -1": {"sampling": Sampling(top_p=1.0, min_tokens=-1)},
+    "bias beyond the vocabulary": {"sampling": Sampling(top_p=1.0, logit_bias={1024: 1.0})},
+    "bias NaN": {"sampling": Sampling(top_p=1.0, logit_bias={1: NAN})},
+    "too many biased": {"sampling": Sampling(top_p=1.0, logit_bias=dict.fromkeys(range(-3000, 3000), 1.0))},
+    "a grammar of no kind": {"sampling": Sampling(top_p=1.0, grammar=Grammar(kind="ebnf", source="x"))},
+    "a grammar too long": {"sampling": Sampling(top_p=1.0, grammar=Grammar(kind="regex", source="x" * (2**20 + 1)))},
+    "stop token beyond the vocabulary": {"stop_token_ids": [1024]},
+}
+
+
 def good_submit(**changes: object) -> Submit:
     fields: dict[str, object] = {
         "attempt": "a", "prompt": IDS, "samples": [SampleState()], "max_tokens": 5, "sampling": GREEDY,
@@ -84,6 +99,7 @@ BAD_SUBMITS: dict[str, dict[str, object]] = {
     "deadline infinite": {"deadline_s": INFINITE},
     "waited NaN": {"waited_s": NAN},
     "waited -1": {"waited_s": -1.0},
+    **BAD_SAMPLING,
 }
 
 
@@ -164,6 +180,8 @@ BAD_JOBS: dict[str, dict[str, object]] = {
     "first_position -16": {"first_position": -B},
     "first_position behind the end": {"first_position": len(IDS) + 1},
     "deadline NaN": {"deadline_s": NAN},
+    "a prompt that ends beyond the tokens": {"prompt_tokens": len(IDS) + 1},
+    **BAD_SAMPLING,
 }
 
 
