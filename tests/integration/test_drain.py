@@ -23,7 +23,7 @@ DRAIN_S = 15.0  # longer than any answer takes
 HASTY_S = 0.5  # shorter
 FLUSH_S = 15.0  # what a busy machine may need beside the bound itself
 RESTART_S = 30.0
-ROUTER = {"http_port": 0, "grpc_port": 0, "local_max_tokens": 0, "deadline_s": 30.0}
+ROUTER = {"http_port": 0, "grpc_port": 0, "local_max_tokens": 0, "policy": "least_loaded", "deadline_s": 30.0}
 
 
 class Door(Stack):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 TOGETHER = 4  # requests in flight
 PATIENCE_S = 300.0  # of one request, beside whatever else this machine does
+SPLITS = "least_loaded"  # never leaves a prompt to decode because that would be quicker
 BLOCK = 16
 
 
@@ -82,7 +83,7 @@ def _config(folder: Path, dtype: str, *, split: bool) -> ClusterConfig:
             "engine": {"dtype": dtype, "block_size": BLOCK, "pool_tokens": 8192, "poison": True},
             "pools": {"prefill": {"replicas": int(split)}, "decode": {"replicas": 1}},
             # 0: every prompt goes to the prefill worker, however little of it is missing
-            "router": {"http_port": 0, "grpc_port": 0, "local_max_tokens": 0, "deadline_s": PATIENCE_S},
+            "router": {"http_port": 0, "grpc_port": 0, "local_max_tokens": 0, "policy": SPLITS, "deadline_s": PATIENCE_S},
         }
     )
 
