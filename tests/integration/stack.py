@@ -44,7 +44,13 @@ def config(*, prefill: int = 2, decode: int = 2, step_s: float = 0.002, **groups
             "tracer": {"vocab_size": SPEC.vocab_size, "max_context": 512, "step_s": step_s},
         },
         "handoff": {"slots": 8, "slot_bytes": 8192, "admission_window_tokens": 512},
-        "router": {"http_port": 0, "grpc_port": 0, "deadline_s": 30.0, "local_max_tokens": BLOCK, "policy": "least_loaded"},
+        "router": {
+            "http_port": 0,
+            "grpc_port": 0,
+            "deadline_s": 30.0,
+            "local_max_tokens": BLOCK,
+            "policy": "least_loaded",
+        },
     }
     for group, changes in groups.items():
         values[group] = {**values.get(group, {}), **changes}

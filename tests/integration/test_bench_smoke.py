@@ -27,7 +27,9 @@ async def test_both_set_ups_serve_the_same_requests(tmp_path: Path) -> None:
         split, aggregated = figures[workload.name, "split"], figures[workload.name, "aggregated"]
         assert split["requests"] == aggregated["requests"]
         assert split["prompt_tokens"] == aggregated["prompt_tokens"] == PROMPT
-        assert split["handoffs"] == split["requests"]  # the policy never leaves a prompt to decode that is longer than local_max_tokens
+        assert (
+            split["handoffs"] == split["requests"]
+        )  # the policy never leaves a prompt to decode that is longer than local_max_tokens
         assert aggregated["handoffs"] == 0
         assert split["exposed_p50"] is not None
     block_mb = 2 * 2 * 2 * BLOCK * 2 * 8 / 1e6  # layers, kv heads, K and V, positions, head_dim, int64

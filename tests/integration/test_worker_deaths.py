@@ -28,7 +28,13 @@ RESTART_S = 30.0
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     settings = config(
         step_s=0.015,
-        router={"http_port": 0, "grpc_port": 0, "local_max_tokens": 0, "policy": "least_loaded", "deadline_s": DEADLINE_S},
+        router={
+            "http_port": 0,
+            "grpc_port": 0,
+            "local_max_tokens": 0,
+            "policy": "least_loaded",
+            "deadline_s": DEADLINE_S,
+        },
         timing={"suspect_s": 1.5},
     )
     with stack(settings, tmp_path_factory.mktemp("deaths")) as cluster:

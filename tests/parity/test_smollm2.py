@@ -83,7 +83,13 @@ def _config(folder: Path, dtype: str, *, split: bool) -> ClusterConfig:
             "engine": {"dtype": dtype, "block_size": BLOCK, "pool_tokens": 8192, "poison": True},
             "pools": {"prefill": {"replicas": int(split)}, "decode": {"replicas": 1}},
             # 0: every prompt goes to the prefill worker, however little of it is missing
-            "router": {"http_port": 0, "grpc_port": 0, "local_max_tokens": 0, "policy": SPLITS, "deadline_s": PATIENCE_S},
+            "router": {
+                "http_port": 0,
+                "grpc_port": 0,
+                "local_max_tokens": 0,
+                "policy": SPLITS,
+                "deadline_s": PATIENCE_S,
+            },
         }
     )
 
