@@ -11,7 +11,8 @@ order.
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from cluster.core.config import RouterSettings, TimingSettings
 from cluster.core.errors import (
@@ -40,7 +41,7 @@ from router.follow import Follow
 from router.hearing import Hearing
 from router.placement import NoPair, Snapshot, Wait, place
 from router.prefix_index import PrefixIndex
-from router.queue import SCAN
+from router.queue import LineBounds
 from router.records import RequestRecord
 from router.requests import Limits, Request, Trace
 from router.workers import WorkerView
@@ -50,6 +51,7 @@ class DispatcherCore:
     """All decisions of one router.
 
     `epoch` names this router process; requests wait `unavailable_s` for a worker before they end with Unavailable.
+    `weights`: the shares of the tenants, by name.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class DispatcherCore:
         rng: random.Random,
         *,
         unavailable_s: float = 6.5,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         self._settings = settings
         self._epoch = epoch
@@ -67,8 +70,9 @@ class DispatcherCore:
         self._unavailable_s = unavailable_s
         self._resume_s = timing.resume_s / 2
         self._sessions = 0
+        line = LineBounds(settings.queue_limit, settings.queue_tokens, settings.slo_ttft_s, dict(weights or {}))
         index = PrefixIndex(settings.prefix_index_entries)
-        self._books = Books(settings.queue_limit, timing.suspect_s, index, settings.debug_requests)
+        self._books = Books(line, timing.suspect_s, index, settings.debug_requests)
         self._workers = self._books.workers
         self._endings = Endings(self._books, settings.max_attempts, rng)
         self._hearing = Hearing(self._books, self._endings)
@@ -122,14 +126,16 @@ class DispatcherCore:
     def add_request(self, request: Request, now: float, trace: Trace | None = None) -> list[Effect]:
         """Admit a request and place it if that is possible now. `trace` is filled while it runs. Raises Overloaded."""
         self._notice_gap(now)
-        try:
+        with self._counting_refusals():
             self._books.admit(request, trace or Trace(), now)
-        except Overloaded:
-            self._endings.counters["outcome_overloaded"] += 1
-            raise
-        if len(self._books.queue) > SCAN:  # nothing has changed for those before it
-            return []
+        if self._books.requests[request.request_id].entry not in self._books.queue.scan():
+            return []  # nothing has changed for those before it
         return self._pump(now)
+
+    def check_room(self, tenant: str, now: float) -> None:
+        """Raises Overloaded when no more requests of this tenant are taken now: that was its outcome."""
+        with self._counting_refusals():
+            self._books.queue.check_room(tenant, now)
 
     def cancel(self, request_id: str, now: float) -> list[Effect]:
         """The client is gone. Nothing is delivered for this id any more; an ended request is left alone."""
@@ -152,6 +158,7 @@ class DispatcherCore:
         if follow is None or follow.samples[index].finished:
             return []
         follow.sample_ended(follow.samples[index], now)
+        self._books.queue.drain.answered(len(follow.samples[index].emitted))
         if follow.attempt is not None:
             stop = pb.StopSeq(attempt=follow.attempt.id, index=index)
             self._endings.send(follow.attempt.address, pb.FromRouter(stop_seq=stop))
@@ -175,7 +182,17 @@ class DispatcherCore:
                 error = DeadlineExceeded(f"not finished within {follow.request.deadline_s:g} s")
                 self._endings.finish(follow, error, now)
         self._end_stranded(now)
+        for request_id in self._books.queue.late(now):
+            self._endings.shed(self._books.requests[request_id], now)
         return self._pump(now)
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except Overloaded:
+            self._endings.counters["outcome_overloaded"] += 1
+            raise
 
     # ---- workers
 

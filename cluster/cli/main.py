@@ -17,6 +17,7 @@ from rich.table import Table
 from cluster.cli import ask as asking
 from cluster.cli import chaos as disturbing
 from cluster.cli import explain as explaining
+from cluster.cli import keys as making_keys
 from cluster.cli import sim as simulating
 from cluster.cli.operate import sizes_of, wait_for_successor
 from cluster.cli.show import routers, show_urls, status_json, status_table
@@ -54,6 +55,7 @@ model = typer.Typer(no_args_is_help=True, help="Models on this machine.")
 app.add_typer(model, name="model")
 app.command("sim")(simulating.sim)
 app.command("chaos")(disturbing.chaos)
+app.command("key")(making_keys.key)
 
 File = Annotated[Path | None, typer.Option("--file", "-f", help="cluster.yaml; defaults apply without one")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value, for example engine.dtype=float32")]

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63luster/stubs/inference.proto\x12\x0bheadrace.v1\"\xbc\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.headrace.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.headrace.v1.ChatH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\x05H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x06H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\x05\x12\x0e\n\x01n\x18\x0c \x01(\x05H\x06\x88\x01\x01\x12\x15\n\x08logprobs\x18\r \x01(\x05H\x07\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x12\n\nrequest_id\x18\x0f \x01(\tB\x07\n\x05inputB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x04\n\x02_nB\x0b\n\t_logprobs\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.headrace.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x90\x01\n\x10GenerateResponse\x12#\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x12.headrace.v1.DeltaH\x00\x12%\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x13.headrace.v1.FinishH\x00\x12\'\n\x07summary\x18\x03 \x01(\x0b\x32\x14.headrace.v1.SummaryH\x00\x42\x07\n\x05\x65vent\"_\n\x05\x44\x65lta\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12&\n\x08logprobs\x18\x04 \x03(\x0b\x32\x14.headrace.v1.Logprob\"b\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12%\n\x03top\x18\x04 \x03(\x0b\x32\x18.headrace.v1.Alternative\"?\n\x0b\x41lternative\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\"\'\n\x06\x46inish\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb3\x02\n\x07Summary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\x05\x12\x15\n\rcached_tokens\x18\x05 \x01(\x05\x12\x16\n\x0eprefill_worker\x18\x06 \x01(\t\x12\x15\n\rdecode_worker\x18\x07 \x01(\t\x12\x10\n\x08kv_bytes\x18\x08 \x01(\x03\x12\x10\n\x08\x61ttempts\x18\t \x01(\x05\x12\x37\n\ntimings_ms\x18\n \x03(\x0b\x32#.headrace.v1.Summary.TimingsMsEntry\x1a\x30\n\x0eTimingsMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.headrace.v1.Model\"(\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bmax_context\x18\x02 \x01(\x05\x32\xa5\x01\n\tInference\x12I\n\x08Generate\x12\x1c.headrace.v1.GenerateRequest\x1a\x1d.headrace.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.headrace.v1.ListModelsRequest\x1a\x1f.headrace.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63luster/stubs/inference.proto\x12\x0bheadrace.v1\"\xe0\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.headrace.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.headrace.v1.ChatH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\x05H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x06H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\x05\x12\x0e\n\x01n\x18\x0c \x01(\x05H\x06\x88\x01\x01\x12\x15\n\x08logprobs\x18\r \x01(\x05H\x07\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x12\n\nrequest_id\x18\x0f \x01(\t\x12\x15\n\x08priority\x18\x1e \x01(\x05H\x08\x88\x01\x01\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x04\n\x02_nB\x0b\n\t_logprobsB\x0b\n\t_priority\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.headrace.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x90\x01\n\x10GenerateResponse\x12#\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x12.headrace.v1.DeltaH\x00\x12%\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x13.headrace.v1.FinishH\x00\x12\'\n\x07summary\x18\x03 \x01(\x0b\x32\x14.headrace.v1.SummaryH\x00\x42\x07\n\x05\x65vent\"_\n\x05\x44\x65lta\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12&\n\x08logprobs\x18\x04 \x03(\x0b\x32\x14.headrace.v1.Logprob\"b\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12%\n\x03top\x18\x04 \x03(\x0b\x32\x18.headrace.v1.Alternative\"?\n\x0b\x41lternative\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\"\'\n\x06\x46inish\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb3\x02\n\x07Summary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\x05\x12\x15\n\rcached_tokens\x18\x05 \x01(\x05\x12\x16\n\x0eprefill_worker\x18\x06 \x01(\t\x12\x15\n\rdecode_worker\x18\x07 \x01(\t\x12\x10\n\x08kv_bytes\x18\x08 \x01(\x03\x12\x10\n\x08\x61ttempts\x18\t \x01(\x05\x12\x37\n\ntimings_ms\x18\n \x03(\x0b\x32#.headrace.v1.Summary.TimingsMsEntry\x1a\x30\n\x0eTimingsMsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.headrace.v1.Model\"(\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bmax_context\x18\x02 \x01(\x05\x32\xa5\x01\n\tInference\x12I\n\x08Generate\x12\x1c.headrace.v1.GenerateRequest\x1a\x1d.headrace.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.headrace.v1.ListModelsRequest\x1a\x1f.headrace.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,33 +34,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUMMARY_TIMINGSMSENTRY']._loaded_options = None
   _globals['_SUMMARY_TIMINGSMSENTRY']._serialized_options = b'8\001'
   _globals['_GENERATEREQUEST']._serialized_start=47
-  _globals['_GENERATEREQUEST']._serialized_end=491
-  _globals['_TOKENIDS']._serialized_start=493
-  _globals['_TOKENIDS']._serialized_end=516
-  _globals['_CHAT']._serialized_start=518
-  _globals['_CHAT']._serialized_end=568
-  _globals['_CHATMESSAGE']._serialized_start=570
-  _globals['_CHATMESSAGE']._serialized_end=614
-  _globals['_GENERATERESPONSE']._serialized_start=617
-  _globals['_GENERATERESPONSE']._serialized_end=761
-  _globals['_DELTA']._serialized_start=763
-  _globals['_DELTA']._serialized_end=858
-  _globals['_LOGPROB']._serialized_start=860
-  _globals['_LOGPROB']._serialized_end=958
-  _globals['_ALTERNATIVE']._serialized_start=960
-  _globals['_ALTERNATIVE']._serialized_end=1023
-  _globals['_FINISH']._serialized_start=1025
-  _globals['_FINISH']._serialized_end=1064
-  _globals['_SUMMARY']._serialized_start=1067
-  _globals['_SUMMARY']._serialized_end=1374
-  _globals['_SUMMARY_TIMINGSMSENTRY']._serialized_start=1326
-  _globals['_SUMMARY_TIMINGSMSENTRY']._serialized_end=1374
-  _globals['_LISTMODELSREQUEST']._serialized_start=1376
-  _globals['_LISTMODELSREQUEST']._serialized_end=1395
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1397
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1453
-  _globals['_MODEL']._serialized_start=1455
-  _globals['_MODEL']._serialized_end=1495
-  _globals['_INFERENCE']._serialized_start=1498
-  _globals['_INFERENCE']._serialized_end=1663
+  _globals['_GENERATEREQUEST']._serialized_end=527
+  _globals['_TOKENIDS']._serialized_start=529
+  _globals['_TOKENIDS']._serialized_end=552
+  _globals['_CHAT']._serialized_start=554
+  _globals['_CHAT']._serialized_end=604
+  _globals['_CHATMESSAGE']._serialized_start=606
+  _globals['_CHATMESSAGE']._serialized_end=650
+  _globals['_GENERATERESPONSE']._serialized_start=653
+  _globals['_GENERATERESPONSE']._serialized_end=797
+  _globals['_DELTA']._serialized_start=799
+  _globals['_DELTA']._serialized_end=894
+  _globals['_LOGPROB']._serialized_start=896
+  _globals['_LOGPROB']._serialized_end=994
+  _globals['_ALTERNATIVE']._serialized_start=996
+  _globals['_ALTERNATIVE']._serialized_end=1059
+  _globals['_FINISH']._serialized_start=1061
+  _globals['_FINISH']._serialized_end=1100
+  _globals['_SUMMARY']._serialized_start=1103
+  _globals['_SUMMARY']._serialized_end=1410
+  _globals['_SUMMARY_TIMINGSMSENTRY']._serialized_start=1362
+  _globals['_SUMMARY_TIMINGSMSENTRY']._serialized_end=1410
+  _globals['_LISTMODELSREQUEST']._serialized_start=1412
+  _globals['_LISTMODELSREQUEST']._serialized_end=1431
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1433
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1489
+  _globals['_MODEL']._serialized_start=1491
+  _globals['_MODEL']._serialized_end=1531
+  _globals['_INFERENCE']._serialized_start=1534
+  _globals['_INFERENCE']._serialized_end=1699
 # @@protoc_insertion_point(module_scope)
