@@ -126,11 +126,17 @@ class DispatcherCore:
     def add_request(self, request: Request, now: float, trace: Trace | None = None) -> list[Effect]:
         """Admit a request and place it if that is possible now. `trace` is filled while it runs. Raises Overloaded."""
         self._notice_gap(now)
+        queue = self._books.queue
+        alone = len(queue) == 0
         with self._counting_refusals():
-            self._books.admit(request, trace or Trace(), now)
-        if self._books.requests[request.request_id].entry not in self._books.queue.scan():
+            follow = self._books.admit(request, trace or Trace(), now)
+        if follow.entry not in queue.scan():
             return []  # nothing has changed for those before it
-        return self._pump(now)
+        effects = self._pump(now)
+        if alone and (error := queue.hopeless(request, now)) is not None:
+            self._endings.finish(follow, error, now)
+            effects += self._take_effects()
+        return effects
 
     def check_room(self, tenant: str, now: float) -> None:
         """Raises Overloaded when no more requests of this tenant are taken now: that was its outcome."""

@@ -15,6 +15,8 @@ _ENOUGH = 8  # departures to know the pace by
 _SOON_S = 2.0  # before that and with fewer departures nothing can be said
 _MEMORY = 0.1  # share of the newest value in a running mean
 
+Departure = tuple[float, float]  # when, in busy seconds, and its work
+
 
 class Drain:
     """Rates of one router's waiting line. `now` is monotonic seconds."""
@@ -22,7 +24,7 @@ class Drain:
     def __init__(self) -> None:
         self._busy_s = 0.0
         self._busy_since: float | None = None
-        self._departures: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)
+        self._departures: deque[Departure] = deque(maxlen=_REMEMBERED)
         self._answer_tokens: float | None = None
         self._first_token_s: dict[int, float] = {}
 
@@ -35,9 +37,16 @@ class Drain:
         self._busy_s = self._busy(now)
         self._busy_since = None
 
-    def departed(self, work: float, now: float) -> None:
+    def departed(self, work: float, now: float) -> Departure:
         """A request that had to wait left the line for a worker."""
-        self._departures.append((self._busy(now), work))
+        departure = (self._busy(now), work)
+        self._departures.append(departure)
+        return departure
+
+    def came_back(self, departure: Departure) -> None:
+        """The worker would not have it: it never left."""
+        if departure in self._departures:
+            self._departures.remove(departure)
 
     def wait_s(self, work: float, typical: float, now: float) -> float | None:
         """How long this much work takes to leave the line at the present pace; None while that is unknown.

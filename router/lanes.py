@@ -12,11 +12,12 @@ A priority orders the requests of one tenant only: who asks for -1000 all the ti
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain
 
 from cluster.core.errors import IntegrityError
+from router.drain import Departure
 from router.fairness import Counters
 
 
@@ -34,9 +35,10 @@ class Entry:
     work: float = 0.0
     returning: bool = False
     charged: float = 0.0
-    not_before: float = field(default=0.0)
-    blocked_since: float | None = field(default=None)
-    late_after: float | None = field(default=None)
+    not_before: float = 0.0
+    blocked_since: float | None = None
+    late_after: float | None = None
+    departure: Departure | None = None
 
     @property
     def order(self) -> tuple[int, int]:

@@ -91,8 +91,7 @@ class AdmissionQueue:
         prompt = len(request.prompt)
         self.check_room(request.tenant, now, prompt)
         work = work_of(prompt, request.n * self.drain.answer_tokens(request.max_tokens))
-        first_s = self.drain.first_token_s(prompt)
-        self._check_time(request, work, first_s, now)
+        self._check_time(request, work, now)
         self._arrivals += 1
         entry = Entry(
             request.request_id,
@@ -105,14 +104,21 @@ class AdmissionQueue:
             work=work,
         )
         if self._bounds.slo_ttft_s is not None:
-            entry.late_after = now + max(0.0, self._bounds.slo_ttft_s - first_s)
+            entry.late_after = now + self._patience_s(request)
         self._insert(entry, now)
         self._lanes.arrive(entry)
         return entry
 
+    def hopeless(self, request: Request, now: float) -> Overloaded | None:
+        """For a request that found nobody waiting and no room either: what to say when room will come too late."""
+        entry = self._by_id.get(request.request_id)
+        return None if entry is None else self._too_long(request, entry.work, now)
+
     def put_back(self, entry: Entry, now: float, *, returning: bool, not_before: float) -> None:
         """A place again for an admitted request: in front of new work when `returning`, else where it was."""
         self._insert(entry, now)
+        if not returning and entry.departure is not None:
+            self.drain.came_back(entry.departure)
         entry.since = now
         entry.returning = returning
         entry.not_before = not_before
@@ -126,8 +132,7 @@ class AdmissionQueue:
         """The request has been placed: its tenant is charged for it."""
         entry = self._by_id[request_id]
         self._lanes.serve(entry)
-        if now > entry.since:
-            self.drain.departed(entry.work, now)
+        entry.departure = self.drain.departed(entry.work, now) if now > entry.since else None
         self._remove(entry, now)
 
     def drop(self, request_id: str, now: float) -> None:
@@ -177,24 +182,33 @@ class AdmissionQueue:
             raise IntegrityError("admission queue: the sum of prompt tokens is wrong")
         self._lanes.check_integrity()
 
-    def _check_time(self, request: Request, work: float, first_s: float, now: float) -> None:
-        """Raises Overloaded when the request's deadline or the SLO would pass while it waits.
-
-        Where nobody waits there may be room: then it is let in, and told later if there was none (`late`).
-        """
-        slo, deadline = self._bounds.slo_ttft_s, request.deadline_s
-        patience = deadline if slo is None else min(deadline, max(0.0, slo - first_s))
-        everything = self._wait_s(self._work + work, now) if self._by_id else None
-        if everything is None or everything <= patience:
+    def _check_time(self, request: Request, work: float, now: float) -> None:
+        """Raises Overloaded when it would wait for too long. Where nobody waits there may be room: see `hopeless`."""
+        if not self._by_id or self._too_long(request, self._work + work, now) is None:
             return
         ahead = self._lanes.ahead(request.tenant, request.priority, length_class(len(request.prompt)), work)
-        wait = self._wait_s(ahead, now) or 0.0
-        if wait > deadline:
+        if (refusal := self._too_long(request, ahead, now)) is not None:
+            raise refusal
+
+    def _too_long(self, request: Request, work: float, now: float) -> Overloaded | None:
+        """What to say when the request's deadline or the SLO would pass while this much work leaves the line."""
+        wait = self._wait_s(work, now)
+        if wait is None or wait <= self._patience_s(request):
+            return None
+        slo, deadline, first_s = self._bounds.slo_ttft_s, request.deadline_s, self._first_s(request)
+        if slo is None or wait > deadline:
             message = f"a place would come in about {wait:.0f} s, after the deadline of {deadline:.0f} s"
-            raise Overloaded(message, retry_after_s=_hint(wait - deadline))
-        if wait > patience:
-            message = f"the first token would come in about {wait + first_s:.1f} s; {slo:g} s are promised here"
-            raise Overloaded(message, retry_after_s=_hint(wait - patience))
+            return Overloaded(message, retry_after_s=_hint(wait - deadline))
+        message = f"the first token would come in about {wait + first_s:.1f} s; {slo:g} s are promised here"
+        return Overloaded(message, retry_after_s=_hint(wait - self._patience_s(request)))
+
+    def _patience_s(self, request: Request) -> float:
+        """How long it may wait."""
+        slo = self._bounds.slo_ttft_s
+        return request.deadline_s if slo is None else min(request.deadline_s, max(0.0, slo - self._first_s(request)))
+
+    def _first_s(self, request: Request) -> float:
+        return self.drain.first_token_s(len(request.prompt))
 
     def _wait_s(self, work: float, now: float) -> float | None:
         return self.drain.wait_s(work, self._work / max(1, len(self._by_id)), now)

@@ -41,7 +41,8 @@ class Line(RuleBasedStateMachine):
         wait = self.queue.expected_wait_s(self.now)
         full = len(self.line) >= LIMIT
         request = Request(name, "x", (1, 2, 3), 4, deadline_s=deadline_s)
-        if full or (wait is not None and wait > deadline_s):
+        waiting = len(self.line)  # all cost the same, and it would be one more
+        if full or (waiting and wait is not None and wait * (waiting + 1) / waiting > deadline_s):
             with pytest.raises(Overloaded) as refusal:
                 self.queue.admit(request, self.now)
             assert 1.0 <= refusal.value.retry_after_s <= 60.0

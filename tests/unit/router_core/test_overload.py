@@ -36,7 +36,10 @@ class Load:
         name = f"r{self.asked}"
         prompt = (max_tokens - 1 - self.asked % 3,) + (0,) * 7  # answers of all but max_tokens
         try:
-            self.made.ask(Request(name, "x", prompt, max_tokens, tenant=tenant))
+            client = self.made.ask(Request(name, "x", prompt, max_tokens, tenant=tenant))
+            for outcome in client.outcomes:
+                if outcome is not None:
+                    raise outcome
         except Overloaded as refusal:
             self.refused.append(refusal.retry_after_s)
             del self.made.clients[name]
