@@ -6,7 +6,7 @@ One connection carries one request at a time and is kept for the next. `parse_an
 import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import orjson
@@ -126,7 +126,7 @@ class HttpClient:
             reads = await self._send(head.encode() + body)
         except (OSError, TimeoutError) as error:
             return Timeline(ask.kind, sent, (), error=type(error).__name__)
-        return read_timeline(ask.kind, sent, parse_answer(reads))
+        return replace(read_timeline(ask.kind, sent, parse_answer(reads)), ended=reads[-1][0] if reads else 0.0)
 
     async def _send(self, request: bytes) -> Reads:
         connection = next((c for c in reversed(self._idle) if c.open), None)
@@ -205,7 +205,11 @@ def _events(body: bytes, ends: list[tuple[int, int]], reads: Reads) -> list[tupl
 def read_timeline(kind: str, sent: float, answer: Answer) -> Timeline:
     """What a streamed completion says. A stream that is cut, or has no usage, is an error."""
     if answer.status != 200:
-        return Timeline(kind, sent, (), error=f"HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}")
+        why = f"HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}"
+        hint = answer.headers.get("retry-after")
+        return Timeline(
+            kind, sent, (), error=why, status=answer.status, retry_after=None if hint is None else float(hint)
+        )
     chunks: list[float] = []
     usage: dict[str, int] = {}
     trace: dict[str, str] = {}
@@ -227,7 +231,7 @@ def read_timeline(kind: str, sent: float, answer: Answer) -> Timeline:
         error = "the stream was cut"
     prompt, output = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
     timings = _timings(trace.get("x-headrace-timings-ms", ""))
-    return Timeline(kind, sent, tuple(chunks), prompt, output, error, _handoff(trace, timings), timings)
+    return Timeline(kind, sent, tuple(chunks), prompt, output, error, _handoff(trace, timings), timings, answer.status)
 
 
 def _timings(text: str) -> dict[str, float]:

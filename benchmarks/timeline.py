@@ -31,7 +31,7 @@ class Handoff:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One request. `chunks`: when each chunk with text came. `error`: None when it completed."""
+    """One request. `chunks`: when each chunk with text came; `ended`: its last byte. `error`: None when complete."""
 
     kind: str
     sent: float
@@ -41,6 +41,9 @@ class Timeline:
     error: str | None = None
     handoff: Handoff | None = None
     timings_ms: Mapping[str, float] = field(default_factory=dict)
+    status: int = 0
+    ended: float = 0.0
+    retry_after: float | None = None
 
     @property
     def ok(self) -> bool:

@@ -9,7 +9,7 @@ import difflib
 import os
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -19,7 +19,13 @@ from cluster.core.errors import ConfigError
 from cluster.redis_url import parse_redis_url
 
 SECRET_VARIABLE = "HEADRACE_SECRET"
-"""The one environment variable that Headrace reads: the cluster secret, where a file cannot be mounted."""
+"""The environment variable with the cluster secret, where a file cannot be mounted."""
+
+API_KEY_VARIABLE = "HEADRACE_API_KEY"
+"""A tenant's key for the command line's own questions: a secret, so no option that others could read in `ps`."""
+
+_SECRETS = {"keys", "redis_url"}
+"""What somebody may write there by mistake, or has to write there, is not repeated in an error."""
 
 _UNROUTABLE = frozenset({"0.0.0.0", "::", "[::]", ""})
 
@@ -48,6 +54,11 @@ def dump_config(config: ClusterConfig) -> str:
 def secret_from_environment() -> str | None:
     """The cluster secret, when it was given as an environment variable; an empty one counts as none."""
     return os.environ.get(SECRET_VARIABLE) or None
+
+
+def api_key_from_environment() -> str | None:
+    """The key with which `headrace generate` asks; an empty one counts as none."""
+    return os.environ.get(API_KEY_VARIABLE) or None
 
 
 def cache_home_from_environment() -> str | None:
@@ -130,7 +141,8 @@ def _checked(values: dict[str, Any], origin: str) -> ClusterConfig:
 def _explain(location: tuple[int | str, ...], kind: str, message: str, value: object) -> str:
     key = ".".join(str(part) for part in location)
     if kind != "extra_forbidden":
-        return f"{key}: {value!r} is not possible: {message[0].lower()}{message[1:]}"
+        shown = "this" if _SECRETS & set(map(str, location)) else repr(value)
+        return f"{key}: {shown} is not possible: {message[0].lower()}{message[1:]}"
     known = _keys_at(location[:-1])
     group = "".join(f"{part}." for part in location[:-1])
     near = [group + name for name in difflib.get_close_matches(str(location[-1]), known, n=1)]
@@ -141,13 +153,15 @@ def _explain(location: tuple[int | str, ...], kind: str, message: str, value: ob
 
 def _keys_at(location: tuple[int | str, ...]) -> list[str]:
     """The keys that exist below `location` ([] where it is not a group of settings)."""
-    model: type[BaseModel] = ClusterConfig
+    kind: object = ClusterConfig
     for part in location:
-        field = model.model_fields.get(str(part))
-        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+        if get_origin(kind) is dict:  # of groups by name
+            kind = get_args(kind)[1]
+        elif isinstance(kind, type) and issubclass(kind, BaseModel) and str(part) in kind.model_fields:
+            kind = kind.model_fields[str(part)].annotation
+        else:
             return []
-        model = field.annotation
-    return list(model.model_fields)
+    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
 
 
 def _elsewhere(key: str, model: type[BaseModel] = ClusterConfig, prefix: str = "") -> list[str]:
@@ -175,6 +189,7 @@ def _check_together(config: ClusterConfig, origin: str) -> None:
         if config.ray.address is not None:
             raise ConfigError(f"{origin}: ray.redis_url: not possible with ray.address, whose GCS is not ours")
         parse_redis_url(config.ray.redis_url, f"{origin}: ray.redis_url")
+    _check_tenants(config, origin)
     roles: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
     for role in roles:
         if config.num_blocks(role) < 2:
@@ -182,3 +197,12 @@ def _check_together(config: ClusterConfig, origin: str) -> None:
                 f"{origin}: pools.{role}.pool_tokens: {config.pool_tokens(role)} is not possible: "
                 f"at least two blocks of {config.engine.block_size} are needed"
             )
+
+
+def _check_tenants(config: ClusterConfig, origin: str) -> None:
+    """A key says who is calling, so it belongs to one tenant."""
+    owners: dict[str, str] = {}
+    for name, tenant in config.tenants.items():
+        for key in tenant.keys:
+            if owners.setdefault(key, name) != name:
+                raise ConfigError(f"{origin}: tenants.{name}.keys: one of them is a key of tenants.{owners[key]} too")

@@ -1,24 +1,32 @@
-"""What is kept in Redis (or Valkey): the desired counts, one hash per cluster, and Ray's own tables.
+"""What is kept in Redis (or Valkey): the desired counts, what tenants have used, and Ray's own tables.
 
 The one file that imports redis.
 """
 
 import logging
+from collections.abc import Callable, Mapping, Sequence
 
 import redis
 import redis.asyncio
 import redis.asyncio.retry
 from redis.backoff import NoBackoff
+from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from cluster.core.errors import ConfigError
+from cluster.quota_scripts import HOLD, SETTLE, TAKE
+from cluster.quotas import CONCURRENCY_RETRY_S, LEASE_S, Kind, QuotasUnavailable, Refusal, Settlement, Take
 from cluster.redis_url import RedisServer, parse_redis_url
 from cluster.run_dir import RunDir
 from cluster.store import Counts, StoreUnavailable, checked_counts
 
 _TIMEOUT_S = 3.0
+_QUOTA_TIMEOUT_S = 0.25  # a request waits for it
+_QUOTA_CONNECTIONS = 32  # of a router: a burst waits for one of them
+_BATCH = 500  # permits told at once
 _RETRIES = 1  # at once: a connection that an earlier server closed; the client's own way is to wait for seconds
+_KINDS: dict[str, Kind] = {"requests": "requests", "tokens": "tokens", "concurrency": "concurrency"}
 _log = logging.getLogger(__name__)
 
 
@@ -28,16 +36,7 @@ class RedisStore:
     def __init__(self, url: str, cluster: str) -> None:
         """Connects on first use. Raises ConfigError for a URL that is none; the message never holds its password."""
         self._key = f"headrace:{cluster}:desired"
-        try:
-            self._client = redis.asyncio.Redis.from_url(
-                url,
-                decode_responses=True,
-                socket_timeout=_TIMEOUT_S,
-                socket_connect_timeout=_TIMEOUT_S,
-                retry=redis.asyncio.retry.Retry(NoBackoff(), _RETRIES),
-            )
-        except ValueError as error:
-            raise ConfigError("store.redis_url: not a URL like redis://:password@host:6379/0") from error
+        self._client = _connect(url, _TIMEOUT_S)
 
     async def load(self) -> Counts | None:
         try:
@@ -59,6 +58,69 @@ class RedisStore:
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+class RedisQuotas:
+    """A cluster.quotas.QuotaBook that all routers share: `headrace:<cluster>:quota:{<tenant>}:buckets` and `:permits`.
+
+    Keys and values hold tenants' names, numbers and permits of our own making, and nothing of what was asked (I6).
+    Every call gives up after `timeout_s`. `now` (tests) replaces the server's clock.
+    """
+
+    def __init__(
+        self, url: str, cluster: str, now: Callable[[], float] | None = None, *, timeout_s: float = _QUOTA_TIMEOUT_S
+    ) -> None:
+        """Connects on first use. Raises ConfigError for a URL that is none; the message never holds its password."""
+        self._prefix = f"headrace:{cluster}:quota:"
+        self._client = _connect(url, timeout_s, _QUOTA_CONNECTIONS)
+        self._now = now
+        self._take, self._settle, self._hold = (self._client.register_script(lua) for lua in (TAKE, SETTLE, HOLD))
+
+    async def take(self, take: Take) -> Refusal | None:
+        """See QuotaBook."""
+        quota = take.quota
+        limits = (quota.requests_per_minute, quota.tokens_per_minute, quota.concurrency)
+        answer = await self._run(
+            self._take, take.tenant, take.permit, take.tokens, LEASE_S, *("" if n is None else n for n in limits)
+        )
+        if not answer:
+            return None
+        kind, wait = answer
+        return Refusal(_KINDS[kind], float(wait) if wait else CONCURRENCY_RETRY_S)
+
+    async def settle(self, settlements: Mapping[str, Settlement]) -> None:
+        """See QuotaBook."""
+        for tenant, settlement in settlements.items():
+            limit = settlement.quota.tokens_per_minute
+            first, *rest = _batches(settlement.permits)
+            await self._run(self._settle, tenant, settlement.tokens, limit or "", *first)
+            for more in rest:
+                await self._run(self._settle, tenant, 0, "", *more)
+
+    async def hold(self, permits: Mapping[str, Sequence[str]]) -> None:
+        """See QuotaBook."""
+        for tenant, held in permits.items():
+            for some in _batches(held):
+                await self._run(self._hold, tenant, LEASE_S, *some)
+
+    async def ping(self) -> None:
+        """Raises QuotasUnavailable while the server does not answer."""
+        try:
+            await self._client.ping()
+        except (RedisError, OSError) as error:
+            raise QuotasUnavailable(f"limits: {type(error).__name__}") from error
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _run(self, script: AsyncScript, tenant: str, *values: str | float) -> list[str]:
+        keys = [f"{self._prefix}{{{tenant}}}:{part}" for part in ("buckets", "permits")]
+        now = "" if self._now is None else repr(self._now())
+        try:
+            answer: list[str] = await script(keys=keys, args=[now, *values])
+        except (RedisError, OSError) as error:
+            raise QuotasUnavailable(f"limits: {type(error).__name__}") from error
+        return answer
 
 
 class GcsTables:
@@ -110,6 +172,28 @@ class GcsTables:
 def gcs_tables(url: str, run_dir: RunDir) -> GcsTables:
     """The tables of this run directory's Ray on the server of `ray.redis_url`."""
     return GcsTables(parse_redis_url(url, "ray.redis_url"), run_dir.ray_namespace())
+
+
+def _connect(url: str, timeout_s: float, connections: int = 4) -> "redis.asyncio.Redis":
+    """Raises ConfigError for a URL that is none."""
+    try:
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
+            url,
+            decode_responses=True,
+            max_connections=connections,
+            timeout=timeout_s,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=redis.asyncio.retry.Retry(NoBackoff(), _RETRIES),
+        )
+        return redis.asyncio.Redis.from_pool(pool)
+    except ValueError as error:
+        raise ConfigError("store.redis_url: not a URL like redis://:password@host:6379/0") from error
+
+
+def _batches(permits: Sequence[str]) -> list[Sequence[str]]:
+    """At least one, perhaps empty."""
+    return [permits[start : start + _BATCH] for start in range(0, max(1, len(permits)), _BATCH)]
 
 
 def _number(text: str | bytes) -> int | str | bytes:

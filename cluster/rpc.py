@@ -6,7 +6,7 @@
     stub = WatchStub(channel(address)); stub.Open(request, metadata=auth_metadata(secret))
 
 With a secret every call needs `authorization: Bearer <secret>` except health checks; reflection needs it too (default
-deny, FAULTS S04). Without one (the router's public API) everything is open.
+deny, FAULTS S04). Without one (the router's public API) everything is open, or `allows` says what it takes instead.
 """
 
 from __future__ import annotations  # grpc's type stubs are generic where its classes are not
@@ -64,6 +64,7 @@ _CLIENT_OPTIONS = (
 
 Servicer = TypeVar("Servicer")
 Metadata = tuple[tuple[str, str], ...]
+Allows = Callable[[str | None], bool]
 _log = logging.getLogger(__name__)
 
 
@@ -117,12 +118,19 @@ class RpcServer:
         await self._server.stop(grace_s)
 
 
-def make_server(host: str, port: int, services: Iterable[Service], secret: str | None) -> RpcServer:
-    """A server bound to one interface; port 0 takes a free one. `secret` None makes it public.
+def make_server(
+    host: str, port: int, services: Iterable[Service], secret: str | None, *, allows: Allows | None = None
+) -> RpcServer:
+    """A server bound to one interface; port 0 takes a free one.
 
-    Raises ConfigError when the address cannot be bound. Must be called inside the running event loop.
+    `secret` None makes it public; then `allows` is asked with each call's `authorization` (None: not exactly one), if
+    it is given. Raises ConfigError when the address cannot be bound. Must be called inside the running event loop.
     """
-    interceptors = [] if secret is None else [_Authenticate(secret)]
+    interceptors = []
+    if secret is not None:
+        interceptors.append(_Authenticate(lambda given: _is_secret(given, secret), "the cluster secret"))
+    elif allows is not None:
+        interceptors.append(_Authenticate(allows, "an API key"))
     options = _SERVER_OPTIONS if secret is None else (*_SERVER_OPTIONS, *_TRUSTING)
     server = grpc.aio.server(interceptors=interceptors, options=options)
     checks: _Health = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -141,7 +149,7 @@ def channel(address: str) -> grpc.aio.Channel:
 
 
 def auth_metadata(secret: str) -> Metadata:
-    """The metadata every internal call carries."""
+    """The metadata every internal call carries; and a tenant's call, with its key."""
     return (("authorization", _BEARER + secret),)
 
 
@@ -160,10 +168,11 @@ def _join(host: str, port: int) -> str:
 
 
 class _Authenticate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, misc, unused-ignore]
-    """Turns away every call without the secret, before a byte of its message is read."""
+    """Turns away every call without what it `needs`, before a byte of its message is read."""
 
-    def __init__(self, secret: str) -> None:
-        self._secret = secret
+    def __init__(self, allows: Allows, needs: str) -> None:
+        self._allows = allows
+        self._needs = needs
 
     async def intercept_service(
         self,
@@ -171,19 +180,23 @@ class _Authenticate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, misc,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
         method = handler_call_details.method
-        if method.startswith(_OPEN_TO_ALL) or self._allows(handler_call_details.invocation_metadata):
+        given = authorization_of(handler_call_details.invocation_metadata)
+        if method.startswith(_OPEN_TO_ALL) or self._allows(given):
             return await continuation(handler_call_details)
-        _log.warning("refused a call without the cluster secret: %s", method[:200])
+        _log.warning("refused a call without %s: %s", self._needs, method[:200])
         # Streaming on both sides fits every kind of call: nothing is read before the answer.
-        return grpc.stream_stream_rpc_method_handler(_deny)
+        return grpc.stream_stream_rpc_method_handler(self._deny)
 
-    def _allows(self, metadata: Sequence[tuple[str, str | bytes]] | None) -> bool:
-        given = [value for key, value in metadata or () if key == "authorization"]
-        if len(given) != 1 or not isinstance(given[0], str) or not given[0].startswith(_BEARER):
-            return False
-        return same_secret(given[0][len(_BEARER) :], self._secret)
+    async def _deny(self, _: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> NoReturn:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"this call needs {self._needs}")
+        raise AssertionError("abort always raises")
 
 
-async def _deny(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> NoReturn:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this call needs the cluster secret")
-    raise AssertionError("abort always raises")
+def authorization_of(metadata: grpc.aio.Metadata | Sequence[tuple[str, str | bytes]] | None) -> str | None:
+    """The one `authorization` of a call; None when there is none, or more than one."""
+    given = [value for key, value in metadata or () if key == "authorization"]
+    return given[0] if len(given) == 1 and isinstance(given[0], str) else None
+
+
+def _is_secret(given: str | None, secret: str) -> bool:
+    return given is not None and given.startswith(_BEARER) and same_secret(given[len(_BEARER) :], secret)

@@ -7,7 +7,7 @@ from cluster.core.errors import IntegrityError
 from router.follow import Attempt, Follow, Phase
 from router.placement import Demand, Placement
 from router.prefix_index import PrefixIndex
-from router.queue import AdmissionQueue
+from router.queue import AdmissionQueue, LineBounds
 from router.records import Records, record_of
 from router.requests import Request, Trace
 from router.workers import Booking, Workers, WorkerView
@@ -16,8 +16,8 @@ from router.workers import Booking, Workers, WorkerView
 class Books:
     """Requests by id, running attempts by id, the waiting line, and the workers with their bookings."""
 
-    def __init__(self, queue_limit: int, suspect_s: float, index: PrefixIndex, records: int) -> None:
-        self.queue = AdmissionQueue(queue_limit)
+    def __init__(self, line: LineBounds, suspect_s: float, index: PrefixIndex, records: int) -> None:
+        self.queue = AdmissionQueue(line)
         self.records = Records(records)
         self.workers = Workers(suspect_s, index)
         self.requests: dict[str, Follow] = {}
@@ -27,7 +27,7 @@ class Books:
         """A new request, waiting. Raises Overloaded when the line is full."""
         if request.request_id in self.requests:
             raise IntegrityError(f"request id {request.request_id} is in use")
-        entry = self.queue.admit(request.request_id, now, request.deadline_s)
+        entry = self.queue.admit(request, now)
         record = record_of(request, trace, now)
         self.records.add(record)
         follow = Follow(request, record, entry, now)
@@ -76,7 +76,8 @@ class Books:
 
     def close(self, follow: Follow, outcome: str, now: float) -> Attempt | None:
         """The request has ended: frees all it holds. Returns the attempt that was running, if any."""
-        self.queue.drop(follow.request.request_id)
+        self.queue.drop(follow.request.request_id, now)
+        self.queue.settle(follow.entry, follow.written)
         attempt = follow.end()
         if attempt is not None:
             follow.record.attempt_ended(attempt.record, outcome, now)
@@ -105,6 +106,7 @@ class Books:
         return {
             "requests": len(self.requests),
             "queued": len(self.queue),
+            "queued_tokens": self.queue.tokens,
             "attempts": len(self.attempts),
             "bookings": sum(len(w.bookings) for w in self.workers.by_address.values()),
         }

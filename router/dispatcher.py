@@ -11,7 +11,8 @@ order.
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from cluster.core.config import RouterSettings, TimingSettings
 from cluster.core.errors import (
@@ -40,7 +41,7 @@ from router.follow import Follow
 from router.hearing import Hearing
 from router.placement import POLICIES, NoPair, Snapshot, Wait
 from router.prefix_index import PrefixIndex
-from router.queue import SCAN
+from router.queue import LineBounds
 from router.records import RequestRecord
 from router.requests import Limits, Request, Trace
 from router.workers import WorkerView
@@ -50,6 +51,7 @@ class DispatcherCore:
     """All decisions of one router.
 
     `epoch` names this router process; requests wait `unavailable_s` for a worker before they end with Unavailable.
+    `weights`: the shares of the tenants, by name.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class DispatcherCore:
         rng: random.Random,
         *,
         unavailable_s: float = 6.5,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         self._settings = settings
         self._epoch = epoch
@@ -68,8 +71,9 @@ class DispatcherCore:
         self._resume_s = timing.resume_s / 2
         self._sessions = 0
         self._policy = POLICIES[settings.policy]()
+        line = LineBounds(settings.queue_limit, settings.queue_tokens, settings.slo_ttft_s, dict(weights or {}))
         index = PrefixIndex(settings.prefix_index_entries)
-        self._books = Books(settings.queue_limit, timing.suspect_s, index, settings.debug_requests)
+        self._books = Books(line, timing.suspect_s, index, settings.debug_requests)
         self._workers = self._books.workers
         self._endings = Endings(self._books, settings.max_attempts, rng)
         self._hearing = Hearing(self._books, self._endings)
@@ -123,14 +127,22 @@ class DispatcherCore:
     def add_request(self, request: Request, now: float, trace: Trace | None = None) -> list[Effect]:
         """Admit a request and place it if that is possible now. `trace` is filled while it runs. Raises Overloaded."""
         self._notice_gap(now)
-        try:
-            self._books.admit(request, trace or Trace(), now)
-        except Overloaded:
-            self._endings.counters["outcome_overloaded"] += 1
-            raise
-        if len(self._books.queue) > SCAN:  # nothing has changed for those before it
-            return []
-        return self._pump(now)
+        queue = self._books.queue
+        alone = len(queue) == 0
+        with self._counting_refusals():
+            follow = self._books.admit(request, trace or Trace(), now)
+        if follow.entry not in queue.scan():
+            return []  # nothing has changed for those before it
+        effects = self._pump(now)
+        if alone and (error := queue.hopeless(request, now)) is not None:
+            self._endings.finish(follow, error, now)
+            effects += self._take_effects()
+        return effects
+
+    def check_room(self, tenant: str, now: float) -> None:
+        """Raises Overloaded when no more requests of this tenant are taken now: that was its outcome."""
+        with self._counting_refusals():
+            self._books.queue.check_room(tenant, now)
 
     def cancel(self, request_id: str, now: float) -> list[Effect]:
         """The client is gone. Nothing is delivered for this id any more; an ended request is left alone."""
@@ -153,6 +165,7 @@ class DispatcherCore:
         if follow is None or follow.samples[index].finished:
             return []
         follow.sample_ended(follow.samples[index], now)
+        self._books.queue.drain.answered(len(follow.samples[index].emitted))
         if follow.attempt is not None:
             stop = pb.StopSeq(attempt=follow.attempt.id, index=index)
             self._endings.send(follow.attempt.address, pb.FromRouter(stop_seq=stop))
@@ -176,7 +189,17 @@ class DispatcherCore:
                 error = DeadlineExceeded(f"not finished within {follow.request.deadline_s:g} s")
                 self._endings.finish(follow, error, now)
         self._end_stranded(now)
+        for request_id in self._books.queue.late(now):
+            self._endings.shed(self._books.requests[request_id], now)
         return self._pump(now)
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except Overloaded:
+            self._endings.counters["outcome_overloaded"] += 1
+            raise
 
     # ---- workers
 

@@ -10,6 +10,7 @@ from cluster.core.errors import (
     DeadlineExceeded,
     HeadraceError,
     InvalidRequest,
+    Overloaded,
     RequestFailed,
     Unavailable,
 )
@@ -23,6 +24,7 @@ LONGEST_BACKOFF_S = 2.0
 _FIRST_BACKOFF_S = 0.05
 _OUTCOMES: tuple[tuple[type[HeadraceError], str], ...] = (
     (InvalidRequest, "invalid"),
+    (Overloaded, "overloaded"),
     (DeadlineExceeded, "deadline"),
     (Unavailable, "unavailable"),
     (RequestFailed, "failed"),
@@ -67,6 +69,11 @@ class Endings:
     def unserved(self, follow: Follow, why: str, now: float) -> None:
         """Nobody can go on with it. What was streamed stays right, but incomplete (I4)."""
         self.finish(follow, RequestFailed(why) if follow.emitted_any else Unavailable(why), now)
+
+    def shed(self, follow: Follow, now: float) -> None:
+        """It waited for longer than was promised; the time goes to those who can still be served in time."""
+        message = f"no first token was possible in time, after {now - follow.arrived:.1f} s of waiting"
+        self.finish(follow, Overloaded(message, retry_after_s=self._books.queue.retry_after_s(now)), now)
 
     def settle(self, attempt: Attempt) -> None:
         """The worker may forget this attempt's token log."""

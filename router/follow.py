@@ -16,8 +16,8 @@ from cluster.core.ids import attempt_id
 from cluster.core.keys import BlockKey, KeyChain, root_key
 from cluster.stubs.common_pb2 import Grammar, Sampling, WorkerAddress
 from cluster.stubs.session_pb2 import HandedOff, PrefillOn, ResumeAttempt, SampleState, Submit, TokenRun
+from router.lanes import Entry
 from router.placement import Demand, Placement, Shape
-from router.queue import Entry
 from router.records import AttemptRecord, RequestRecord
 from router.requests import EndReason, Request, TokenEvent, TokenLogprob
 
@@ -101,6 +101,11 @@ class Follow:
     @property
     def emitted_any(self) -> bool:
         return any(sample.emitted for sample in self.samples)
+
+    @property
+    def written(self) -> int:
+        """Tokens delivered so far, of all samples."""
+        return sum(len(sample.emitted) for sample in self.samples)
 
     @property
     def complete(self) -> bool:

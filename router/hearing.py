@@ -10,6 +10,7 @@ from router.books import Books
 from router.effects import Deliver
 from router.endings import LONGEST_BACKOFF_S, Endings, backoff_s
 from router.follow import Attempt, Follow, ProtocolBreach
+from router.requests import TokenEvent
 from router.workers import WorkerView
 
 _ASKED_BY_DECODE = 2  # of the list, before it answers NoPrefill
@@ -112,11 +113,21 @@ class Hearing:
             self._endings.failed(follow, attempt, f"{worker.name} broke the protocol: {breach}", now)
             return True
         if event is not None:
+            self._written(follow, event, now)
             self._endings.effects.append(Deliver(follow.request.request_id, event))
         if follow.complete:
             self._endings.finish(follow, None, now)
             return True
         return False
+
+    def _written(self, follow: Follow, event: TokenEvent, now: float) -> None:
+        """What admission learns from new tokens: what the request comes to, and how long such ones take."""
+        queue, request = self._books.queue, follow.request
+        queue.written(follow.entry, follow.written)
+        if follow.tries.number == 1 and follow.written == len(event.ids) > 0 and follow.attempt is not None:
+            queue.drain.first_token(len(request.prompt), now - follow.attempt.submitted)
+        if event.end is not None:
+            queue.drain.answered(len(follow.samples[event.index].emitted))
 
     def _on_no_prefill(self, worker: WorkerView, message: pb.NoPrefill, now: float) -> None:
         """Everything is released there. The prefill workers asked are left alone for a while."""

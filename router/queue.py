@@ -1,96 +1,154 @@
 """Admission: the bounded line of requests that wait for a place (DESIGN §4.3). Pure; `now` is in seconds.
 
 1. *Admit.* A new request takes an entry (its permit) or is told Overloaded, with a hint computed from how fast the line
-   drains. One that could not leave the line before its deadline is told so at once.
-2. *Order.* Returning requests (pre-empted, failed over) before new ones, older before younger. A request refused by a
-   worker gets its old place again.
+   drains. The line is bounded by requests and by prompt tokens, and with several tenants none may fill it alone. One
+   that could not leave the line before its deadline, or have its first token within `slo_ttft_s`, is told so at once.
+2. *Order.* Returning requests (pre-empted, failed over) before new ones; then tenants by their shares, priorities and
+   lengths (lanes.py). A request refused by a worker gets its old place again.
 3. *Scan.* Only the first entries are tried per round, so a long line costs no more than a short one.
 4. *Overtaking.* An entry for which there is no room may be overtaken for OVERTAKE_S; then it is `overdue`, and the
    dispatcher keeps the worker nearest to having room free for it, for HOLD_S at a time: it neither starves nor blocks.
 5. *Leave.* `take` (placed) or `drop` (ended) frees the entry. The gauge is the length of the line, never a counter.
+6. *Late.* Where waiting took longer than was expected, who has missed `slo_ttft_s` already is told so (`late`), and the
+   time goes to those who can still make it.
 """
 
-from bisect import bisect_left, insort
-from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from cluster.core.errors import IntegrityError, Overloaded
+from router.drain import Drain
+from router.fairness import length_class, work_of
+from router.lanes import Entry, Lanes
+from router.requests import Request
 
 SCAN = 16
 OVERTAKE_S = 2.0
 HOLD_S = 30.0
-_RATE_WINDOW_S = 30.0
-_RATE_MIN_DEPARTURES = 8
+SHARE = 4.0
+"""A tenant may hold SHARE x weight times what is still free: alone 4/5 of the line, two 4/9 each, never all of it.
+
+Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches" (1998): nobody is pushed out,
+and there is always some room for who has nothing in line yet.
+"""
 _RETRY_UNKNOWN_S = 5.0
 _RETRY_MAX_S = 60.0
 
 
-@dataclass(slots=True, order=True)
-class Entry:
-    """A request's place in the line. Ordered by (returning first, arrival)."""
+@dataclass(frozen=True, slots=True)
+class LineBounds:
+    """How much may wait. `weights`: of the tenants there are; of one or none, one may fill the line."""
 
-    rank: int
-    arrival: int
-    request_id: str = field(compare=False)
-    not_before: float = field(default=0.0, compare=False)
-    blocked_since: float | None = field(default=None, compare=False)
+    requests: int
+    tokens: int = 1_000_000
+    slo_ttft_s: float | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 class AdmissionQueue:
-    """The waiting line. Holds at most `limit` requests, and beyond that only ones that come back."""
+    """The waiting line. Beyond its bounds it holds only requests that come back."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._line: list[Entry] = []
+    def __init__(self, bounds: LineBounds) -> None:
+        self.drain = Drain()
+        self._bounds = bounds
+        self._lanes = Lanes(dict(bounds.weights))
         self._by_id: dict[str, Entry] = {}
+        self._tokens = 0
+        self._work = 0.0
         self._arrivals = 0
-        self._busy_since = 0.0
-        self._departures: deque[float] = deque(maxlen=256)
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._by_id)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._by_id
 
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens of those that wait."""
+        return self._tokens
+
     def ids(self) -> list[str]:
         """The waiting requests, in order."""
-        return [entry.request_id for entry in self._line]
+        return [entry.request_id for entry in self._lanes.in_order()]
 
-    def admit(self, request_id: str, now: float, deadline_s: float) -> Entry:
+    def check_room(self, tenant: str, now: float, prompt_tokens: int = 0) -> None:
+        """Raises Overloaded when one more request of this tenant would be too many."""
+        waiting, bounds = len(self._by_id), self._bounds
+        if waiting >= bounds.requests or (self._tokens and self._tokens + prompt_tokens > bounds.tokens):
+            raise Overloaded(f"{waiting} requests are waiting", retry_after_s=self.retry_after_s(now))
+        if len(bounds.weights) < 2:
+            return
+        lane, most = self._lanes.of(tenant), SHARE * self._lanes.weight(tenant)
+        too_many = lane.requests >= most * (bounds.requests - waiting)
+        if lane.requests and (too_many or lane.tokens + prompt_tokens > most * (bounds.tokens - self._tokens)):
+            message = f"{lane.requests} of your requests are waiting, as many as may while others do"
+            raise Overloaded(message, retry_after_s=self.retry_after_s(now))
+
+    def admit(self, request: Request, now: float) -> Entry:
         """Take a place for a new request. Raises Overloaded when there is none in time."""
-        wait_s = self.expected_wait_s(now)
-        if len(self._line) >= self._limit:
-            raise Overloaded(f"{len(self._line)} requests are waiting", retry_after_s=self.retry_after_s(now))
-        if wait_s is not None and wait_s > deadline_s:
-            raise Overloaded(
-                f"a place would come in about {wait_s:.0f} s, after the deadline of {deadline_s:.0f} s",
-                retry_after_s=self.retry_after_s(now),
-            )
+        prompt = len(request.prompt)
+        self.check_room(request.tenant, now, prompt)
+        work = work_of(prompt, request.n * self.drain.answer_tokens(request.max_tokens))
+        self._check_time(request, work, now)
         self._arrivals += 1
-        entry = Entry(1, self._arrivals, request_id)
+        entry = Entry(
+            request.request_id,
+            self._arrivals,
+            since=now,
+            tenant=request.tenant,
+            priority=request.priority,
+            prompt_tokens=prompt,
+            length=length_class(prompt),
+            work=work,
+        )
+        if self._bounds.slo_ttft_s is not None:
+            entry.late_after = now + self._patience_s(request)
         self._insert(entry, now)
+        self._lanes.arrive(entry)
         return entry
+
+    def hopeless(self, request: Request, now: float) -> Overloaded | None:
+        """For a request that found nobody waiting and no room either: what to say when room will come too late."""
+        entry = self._by_id.get(request.request_id)
+        return None if entry is None else self._too_long(request, entry.work, now)
 
     def put_back(self, entry: Entry, now: float, *, returning: bool, not_before: float) -> None:
         """A place again for an admitted request: in front of new work when `returning`, else where it was."""
-        entry.rank = 0 if returning else 1
-        entry.not_before = not_before
         self._insert(entry, now)
+        if not returning and entry.departure is not None:
+            self.drain.came_back(entry.departure)
+        entry.since = now
+        entry.returning = returning
+        entry.not_before = not_before
+        self._lanes.put_back(entry)
 
     def scan(self) -> list[Entry]:
         """The entries to try now, in order."""
-        return self._line[:SCAN]
+        return list(islice(self._lanes.in_order(), SCAN))
 
     def take(self, request_id: str, now: float) -> None:
-        """The request has been placed."""
-        self._remove(request_id)
-        self._departures.append(now)
+        """The request has been placed: its tenant is charged for it."""
+        entry = self._by_id[request_id]
+        self._lanes.serve(entry)
+        entry.departure = self.drain.departed(entry.work, now) if now > entry.since else None
+        self._remove(entry, now)
 
-    def drop(self, request_id: str) -> None:
+    def drop(self, request_id: str, now: float) -> None:
         """The request has ended, if it was waiting at all."""
-        if request_id in self._by_id:
-            self._remove(request_id)
+        if (entry := self._by_id.get(request_id)) is not None:
+            self._remove(entry, now)
+
+    def written(self, entry: Entry, output_tokens: int) -> None:
+        """A placed request has so many tokens by now: more than was expected counts at once."""
+        if (work := work_of(entry.prompt_tokens, output_tokens)) > entry.charged:
+            self._lanes.charge(entry, work)
+
+    def settle(self, entry: Entry, output_tokens: int) -> None:
+        """A request that does not wait has ended: what it came to is what counts."""
+        if entry.charged:
+            self._lanes.charge(entry, work_of(entry.prompt_tokens, output_tokens))
 
     def overdue(self, entry: Entry, now: float) -> bool:
         """Note that there is no room for `entry`; whether it has been overtaken for long enough."""
@@ -98,42 +156,84 @@ class AdmissionQueue:
             entry.blocked_since = now
         return now - entry.blocked_since >= OVERTAKE_S
 
-    def expected_wait_s(self, now: float) -> float | None:
-        """How long a new request would wait, from the present drain rate; None while that is unknown.
+    def late(self, now: float) -> list[str]:
+        """New requests that wait and cannot have their first token within `slo_ttft_s` any more."""
+        if self._bounds.slo_ttft_s is None:
+            return []
+        return [e.request_id for e in self._by_id.values() if not e.returning and _missed(e, now)]
 
-        Only the time in which somebody waited counts: an idle hour is not a slow queue.
-        """
-        if not self._line:
+    def expected_wait_s(self, now: float) -> float | None:
+        """How long the whole line takes to drain; None while the pace is unknown."""
+        if not self._by_id:
             return 0.0
-        since = max(self._busy_since, now - _RATE_WINDOW_S)
-        recent = sum(1 for at in self._departures if at >= since)
-        if recent < _RATE_MIN_DEPARTURES or now <= since:
-            return None
-        return len(self._line) * (now - since) / recent
+        return self._wait_s(self._work, now)
 
     def retry_after_s(self, now: float) -> float:
         """A hint for who is turned away: about when half of those who wait now will be gone, 1 s to 60 s."""
         wait_s = self.expected_wait_s(now)
-        return _RETRY_UNKNOWN_S if wait_s is None else min(_RETRY_MAX_S, max(1.0, wait_s / 2))
+        return _RETRY_UNKNOWN_S if wait_s is None else _hint(wait_s / 2)
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when line and index disagree or the order is broken."""
-        if sorted(self._line) != self._line or [self._by_id.get(e.request_id) for e in self._line] != self._line:
+        line = list(self._lanes.in_order())
+        if len(line) != len(self._by_id) or any(self._by_id.get(e.request_id) is not e for e in line):
             raise IntegrityError("admission queue: line and index disagree")
-        if len(self._by_id) != len(self._line):
-            raise IntegrityError("admission queue: index holds requests that do not wait")
+        if self._tokens != sum(entry.prompt_tokens for entry in line):
+            raise IntegrityError("admission queue: the sum of prompt tokens is wrong")
+        self._lanes.check_integrity()
+
+    def _check_time(self, request: Request, work: float, now: float) -> None:
+        """Raises Overloaded when it would wait for too long. Where nobody waits there may be room: see `hopeless`."""
+        if not self._by_id or self._too_long(request, self._work + work, now) is None:
+            return
+        ahead = self._lanes.ahead(request.tenant, request.priority, length_class(len(request.prompt)), work)
+        if (refusal := self._too_long(request, ahead, now)) is not None:
+            raise refusal
+
+    def _too_long(self, request: Request, work: float, now: float) -> Overloaded | None:
+        """What to say when the request's deadline or the SLO would pass while this much work leaves the line."""
+        wait = self._wait_s(work, now)
+        if wait is None or wait <= self._patience_s(request):
+            return None
+        slo, deadline, first_s = self._bounds.slo_ttft_s, request.deadline_s, self._first_s(request)
+        if slo is None or wait > deadline:
+            message = f"a place would come in about {wait:.0f} s, after the deadline of {deadline:.0f} s"
+            return Overloaded(message, retry_after_s=_hint(wait - deadline))
+        message = f"the first token would come in about {wait + first_s:.1f} s; {slo:g} s are promised here"
+        return Overloaded(message, retry_after_s=_hint(wait - self._patience_s(request)))
+
+    def _patience_s(self, request: Request) -> float:
+        """How long it may wait."""
+        slo = self._bounds.slo_ttft_s
+        return request.deadline_s if slo is None else min(request.deadline_s, max(0.0, slo - self._first_s(request)))
+
+    def _first_s(self, request: Request) -> float:
+        return self.drain.first_token_s(len(request.prompt))
+
+    def _wait_s(self, work: float, now: float) -> float | None:
+        return self.drain.wait_s(work, self._work / max(1, len(self._by_id)), now)
 
     def _insert(self, entry: Entry, now: float) -> None:
         if entry.request_id in self._by_id:
             raise IntegrityError(f"request {entry.request_id} waits twice")
-        if not self._line:
-            self._busy_since = now
-        insort(self._line, entry)
+        if not self._by_id:
+            self.drain.began(now)
         self._by_id[entry.request_id] = entry
+        self._tokens += entry.prompt_tokens
+        self._work += entry.work
 
-    def _remove(self, request_id: str) -> None:
-        entry = self._by_id.pop(request_id)
-        at = bisect_left(self._line, entry)
-        if self._line[at] is not entry:
-            raise IntegrityError(f"request {request_id} is not where it should wait")
-        del self._line[at]
+    def _remove(self, entry: Entry, now: float) -> None:
+        del self._by_id[entry.request_id]
+        self._tokens -= entry.prompt_tokens
+        self._work = self._work - entry.work if self._by_id else 0.0  # no rounding is carried along
+        self._lanes.remove(entry)
+        if not self._by_id:
+            self.drain.ended(now)
+
+
+def _missed(entry: Entry, now: float) -> bool:
+    return entry.late_after is not None and now > entry.late_after
+
+
+def _hint(seconds: float) -> float:
+    return min(_RETRY_MAX_S, max(1.0, seconds))

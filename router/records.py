@@ -36,6 +36,7 @@ class RequestRecord:
     prompt_tokens: int
     max_tokens: int
     samples: int
+    tenant: str
     arrived: float
     trace: Trace
     attempts: list[AttemptRecord] = field(default_factory=list)
@@ -70,6 +71,7 @@ def record_of(request: Request, trace: Trace, now: float) -> RequestRecord:
         prompt_tokens=len(request.prompt),
         max_tokens=request.max_tokens,
         samples=request.n,
+        tenant=request.tenant,
         arrived=now,
         trace=trace,
     )

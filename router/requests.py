@@ -44,7 +44,10 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One valid, bounded, immutable request. `request_id` is ours; `public_id` is only echoed to the client."""
+    """One valid, bounded, immutable request. `request_id` is ours; `public_id` is only echoed to the client.
+
+    `tenant` is "" where nobody needs a key; `salt` is the tenant's. A lower `priority` goes first among its requests.
+    """
 
     request_id: str
     public_id: str
@@ -58,6 +61,8 @@ class Request:
     deadline_s: float = 600.0
     salt: bytes = b""
     grammar: Grammar | None = None
+    tenant: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +139,9 @@ class Dispatcher(Protocol):
 
     def ready(self) -> bool:
         """Whether a request could be placed now."""
+
+    def check_room(self, tenant: str) -> None:
+        """Raises Overloaded when no more requests of this tenant are taken now, before one is read and tokenised."""
 
     def run(self, request: Request) -> AbstractAsyncContextManager[Running]:
         """Admit a request. Entering waits for nothing but a place in the queue; raises Overloaded when it is full."""

@@ -157,6 +157,10 @@ class RouterRuntime:
         """Raises IntegrityError when the books disagree."""
         self._core.check_integrity()
 
+    def check_room(self, tenant: str) -> None:
+        """See router.requests.Dispatcher."""
+        self._core.check_room(tenant, self._clock.now())
+
     @asynccontextmanager
     async def run(self, request: Request) -> AsyncIterator[Running]:
         """See router.requests.Dispatcher."""

@@ -20,7 +20,7 @@ from typing import Any
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from cluster.core.clock import SystemClock
+from cluster.core.clock import Clock, SystemClock
 from cluster.core.config import RouterSettings
 from cluster.core.errors import ConfigError
 from cluster.core.ids import new_epoch
@@ -29,13 +29,17 @@ from cluster.rpc import RpcServer, make_server, service
 from cluster.stubs import inference_pb2, inference_pb2_grpc
 from cluster.worker import model_folder
 from router.dispatcher import DispatcherCore
+from router.front.auth import Gate
 from router.front.door import FrontDoor
 from router.front.grpc_service import InferenceService
 from router.front.http_app import make_app
 from router.front.http_protocol import BoundedHeads
 from router.front.metrics import FrontMetrics
 from router.front.model_text import load_model_text
+from router.permits import Permits
 from router.runtime import RouterRuntime
+from router.shared_quotas import open_shared_quotas
+from router.tenants import Tenants
 from router.workers_file import WorkersFile
 
 LINGER_S = 0.3  # who asks on an open connection as we leave is told to ask elsewhere; then idle ones are closed
@@ -86,10 +90,19 @@ async def _assemble(context: ProgramContext, epoch: int) -> tuple[RouterRuntime,
     config, clock = context.config, SystemClock()
     folder = model_folder(config)
     text = await asyncio.to_thread(load_model_text, Path(folder) if folder else None, config.router.tool_format)
-    core = DispatcherCore(config.router, config.timing, epoch, random.Random())
+    gate = _gate(context, clock)
+    core = DispatcherCore(config.router, config.timing, epoch, random.Random(), weights=gate.tenants.weights)
     runtime = RouterRuntime(core, clock, epoch=epoch, secret=context.secret)
     metrics = FrontMetrics(CollectorRegistry(), clock)
-    return runtime, FrontDoor(config.router, config.model_name, text, runtime, clock, metrics)
+    return runtime, FrontDoor(config.router, config.model_name, text, runtime, clock, metrics, gate)
+
+
+def _gate(context: ProgramContext, clock: Clock) -> Gate:
+    """Tenants and their limits: shared between routers where there is a Redis, else this router's own."""
+    config = context.config
+    shared = open_shared_quotas(config) if config.tenants else None
+    permits = Permits(clock, shared, fail_closed=config.store.fail_closed)
+    return Gate(Tenants(config.tenants, context.secret), permits)
 
 
 async def serve(context: ProgramContext) -> None:
@@ -102,7 +115,8 @@ async def serve(context: ProgramContext) -> None:
         inference_pb2_grpc.add_InferenceServicer_to_server,
         InferenceService(front),
     )
-    rpc = make_server(config.router.host, config.router.grpc_port, [inference], None)
+    allows = front.gate.allows if front.gate.tenants.configured else None
+    rpc = make_server(config.router.host, config.router.grpc_port, [inference], None, allows=allows)
     sock = _bind(config.router)
     http = _HttpServer(
         uvicorn.Config(
@@ -121,7 +135,8 @@ async def serve(context: ProgramContext) -> None:
     health = asyncio.ensure_future(_tell_health(front, rpc))
     web = asyncio.ensure_future(http.serve_on(sock))
     told = asyncio.ensure_future(_set(context.stopping))
-    working = (serving, members, health, web, told)
+    permits = asyncio.ensure_future(front.gate.permits.serve())
+    working = (serving, members, health, web, told, permits)
     try:
         await http.listening.wait()
         host, port = sock.getsockname()[:2]

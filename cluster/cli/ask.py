@@ -9,14 +9,16 @@ import grpc
 from rich.console import Console
 from rich.table import Table
 
+from cluster.config import API_KEY_VARIABLE, api_key_from_environment
 from cluster.core.clock import Clock, SystemClock
 from cluster.core.errors import HeadraceError
-from cluster.rpc import channel
+from cluster.rpc import auth_metadata, channel
 from cluster.stubs import inference_pb2, inference_pb2_grpc
 
 _STATUS_WORDS = {
     grpc.StatusCode.UNAVAILABLE: "no router answers there",
     grpc.StatusCode.DEADLINE_EXCEEDED: "it took too long",
+    grpc.StatusCode.UNAUTHENTICATED: f"tenants are configured there, and {API_KEY_VARIABLE} holds no key of one",
 }
 
 
@@ -62,7 +64,8 @@ async def _ask(question: Question, address: str, write: Callable[[str], None], c
     async with channel(address) as wire:
         stub = inference_pb2_grpc.InferenceStub(wire)
         try:
-            async for event in stub.Generate(question.message()):
+            key = api_key_from_environment()
+            async for event in stub.Generate(question.message(), metadata=() if key is None else auth_metadata(key)):
                 _take(event, answer, write, clock)
         except grpc.aio.AioRpcError as error:
             words = _STATUS_WORDS.get(error.code(), error.code().name)

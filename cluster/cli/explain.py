@@ -11,10 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cluster.config import API_KEY_VARIABLE, api_key_from_environment
 from cluster.core.errors import HeadraceError
+from cluster.rpc import auth_metadata
 
 ANSWER_S = 5.0
 _NOT_FOUND = 404
+_UNAUTHENTICATED = 401
 
 
 class Pair(TypedDict):
@@ -65,11 +68,15 @@ def find(name: str, routers: Sequence[str]) -> Told:
     for router in routers:
         try:
             url = f"{router}/debug/requests/{urllib.parse.quote(name, '')}"
-            with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
+            key = api_key_from_environment()
+            question = urllib.request.Request(url, headers={} if key is None else dict(auth_metadata(key)))
+            with urllib.request.urlopen(question, timeout=ANSWER_S) as answer:
                 told: Told = json.load(answer)
                 return told
         except urllib.error.HTTPError as error:
             with error:
+                if error.code == _UNAUTHENTICATED:
+                    raise HeadraceError(f"{router} wants a tenant's key, in {API_KEY_VARIABLE}") from error
                 if error.code != _NOT_FOUND:
                     raise HeadraceError(f"{router} answers with {error.code} {error.reason}") from error
         except OSError as error:

@@ -15,6 +15,7 @@ from rich.table import Table
 from cluster.cli import ask as asking
 from cluster.cli import chaos as disturbing
 from cluster.cli import explain as explaining
+from cluster.cli import keys as making_keys
 from cluster.cli import machine
 from cluster.cli import sim as simulating
 from cluster.cli.operate import client_of, sizes_of, wait_for_successor
@@ -51,6 +52,7 @@ app.command("sim")(simulating.sim)
 app.command("chaos")(disturbing.chaos)
 app.command("node")(machine.node)
 app.command("leave")(machine.leave)
+app.command("key")(making_keys.key)
 
 File = Annotated[Path | None, typer.Option("--file", "-f", help="cluster.yaml; defaults apply without one")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value, for example engine.dtype=float32")]

@@ -14,6 +14,7 @@ from cluster.core.faults import POINTS, Faults, FaultSpec
 Positive = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+TenantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 
 
 class Settings(BaseModel):
@@ -82,6 +83,10 @@ class RouterSettings(Settings):
     http_port: Port = 8000
     grpc_port: Port = 8001
     queue_limit: Positive = Field(512, description="requests waiting for a place at most; more get 429")
+    queue_tokens: Positive = Field(1_000_000, description="prompt tokens waiting for a place at most; more get 429")
+    slo_ttft_s: PositiveSeconds | None = Field(
+        None, description="who would wait longer for the first token gets 429 at once; unset: only deadlines count"
+    )
     deadline_s: PositiveSeconds = Field(600.0, description="default deadline of a request")
     policy: Literal["cost", "round_robin", "least_loaded", "prefix"] = Field(
         "cost", description="how requests are placed on workers; all but `cost` are there to compare with"
@@ -108,6 +113,19 @@ class RouterSettings(Settings):
     workers_file: str | None = Field(
         None, description="the workers last heard of, for a router that starts when nobody can tell; `up` sets it"
     )
+
+
+class TenantSettings(Settings):
+    """One tenant: who it is, its share, its limits. With any tenant configured every call needs a key."""
+
+    keys: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(
+        (), description="sha256 of each of its API keys, in hex; `headrace key` makes one. The key itself is nowhere"
+    )
+    weight: Annotated[float, Field(gt=0, le=1000)] = Field(1.0, description="its share of the work, relative to others")
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = Field(None, description="prompt and output tokens together")
+    concurrency: Positive | None = Field(None, description="requests served at the same time")
+    operator: bool = Field(False, description="its keys may also read /metrics and /status")
 
 
 class HandoffSettings(Settings):
@@ -175,6 +193,10 @@ class StoreSettings(Settings):
     """Shared state: in-process unless a Redis URL is given."""
 
     redis_url: str | None = None
+    fail_closed: bool = Field(
+        False,
+        description="while Redis is away: true refuses tenants with limits; false: each router counts for itself",
+    )
 
 
 class RaySettings(Settings):
@@ -230,6 +252,7 @@ class ClusterConfig(Settings):
     transport: TransportSettings = TransportSettings()
     timing: TimingSettings = TimingSettings()
     store: StoreSettings = StoreSettings()
+    tenants: dict[TenantName, TenantSettings] = Field({}, description="none: no keys, one anonymous tenant")
     ray: RaySettings = RaySettings()
     faults: tuple[FaultSettings, ...] = Field((), description="what goes wrong on purpose (tests)")
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -3,8 +3,10 @@
 HeadraceError
 |- InvalidRequest          the client's fault: 4xx, never counts against a worker (I11)
 |  |- ModelNotFound        404
-|  `- Unauthenticated      401
+|  |- Unauthenticated      401
+|  `- Forbidden            403
 |- Overloaded              429, with a hint when to come back
+|  `- RateLimited          a tenant's own limit
 |- Unavailable             503: no worker can serve this now
 |- DeadlineExceeded        504
 |- RequestFailed           500: accepted, but could not be finished
@@ -47,15 +49,28 @@ class Unauthenticated(InvalidRequest):
     status = 401
 
 
+class Forbidden(InvalidRequest):
+    """A valid key, but not for this."""
+
+    status = 403
+
+
 class Overloaded(HeadraceError):
     """No room within the deadline. `retry_after_s` is computed from the queue."""
 
     status = 429
+    code = "overloaded"
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(Overloaded):
+    """A tenant has reached a limit of its own. `retry_after_s` is when the limit allows the next request."""
+
+    code = "rate_limit_exceeded"
 
 
 class Unavailable(HeadraceError):

@@ -52,6 +52,7 @@ class Ask:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    priority: int | None = None
     show_stop: bool = False
     show_special: bool = False
     echo: bool = False

@@ -18,6 +18,7 @@ from router.front.metrics import Call
 from router.front.text import Delta
 from router.front.usage import Usage
 from router.requests import Request, Trace
+from router.tenants import Tenant
 
 
 class Answer(Protocol):
@@ -40,7 +41,7 @@ class Part:
     request: Request
 
 
-async def prepare_all(front: FrontDoor, asks: Sequence[Ask], call: Call, public_id: str) -> list[Part]:
+async def prepare_all(front: FrontDoor, asks: Sequence[Ask], call: Call, public_id: str, tenant: Tenant) -> list[Part]:
     """Every prompt as a request that fits, before any worker hears of one. Raises what `FrontDoor.prepare` raises."""
     most, choices = front.settings.max_choices, sum(ask.n or 1 for ask in asks)
     if len(asks) > 1 and choices > most:
@@ -48,7 +49,7 @@ async def prepare_all(front: FrontDoor, asks: Sequence[Ask], call: Call, public_
         raise InvalidRequest(message, param="prompt")
     parts = []
     for ask in asks:
-        parts.append(Part(ask, await front.prepare(ask, call, public_id=public_id)))
+        parts.append(Part(ask, await front.prepare(ask, call, public_id=public_id, tenant=tenant)))
         await asyncio.sleep(0)  # short texts are tokenised on the loop: others have their turn between two of them
     return parts
 

@@ -59,6 +59,7 @@ class InferenceBody(RulesBody):
     stop: Annotated[tuple[str, ...], BeforeValidator(_one_or_many), WithJsonSchema(_STOP)] = ()
     stop_token_ids: Annotated[list[int], FailFast(), BeforeValidator(null_is_empty)] = Field(default_factory=list)
     ignore_eos: bool | None = None
+    priority: int | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
@@ -101,6 +102,7 @@ class InferenceBody(RulesBody):
             stop=self.stop,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=bool(self.ignore_eos),
+            priority=self.priority,
             show_stop=bool(self.include_stop_str_in_output),
             show_special=self.skip_special_tokens is False,
             presence_penalty=self.presence_penalty,

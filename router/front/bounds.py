@@ -18,6 +18,9 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300  # as OpenAI allows
 MAX_GRAMMAR_CHARACTERS = 65_536
+MAX_PRIORITY = 1000
+"""A lower `priority` goes first, as with vLLM; 0 is what a request has that says nothing."""
+
 _SEED_MASK = (1 << 64) - 1
 _INT32_MAX = (1 << 31) - 1
 
@@ -49,6 +52,7 @@ def check_parameters(ask: Ask, settings: RouterSettings) -> None:
         raise InvalidRequest(message, param="tool_choice", code="unsupported_parameter")
     _within(ask.spelling.max_tokens, ask.max_tokens, 1, _INT32_MAX)
     _within(ask.spelling.logprobs, ask.logprobs, 0, settings.max_logprobs)
+    _within("priority", ask.priority, -MAX_PRIORITY, MAX_PRIORITY)
     _within("seed", ask.seed, -(1 << 63), _SEED_MASK)
     if len(ask.stop) > settings.max_stop_strings:
         raise InvalidRequest(f"at most {settings.max_stop_strings} stop strings are allowed", param="stop")

@@ -8,7 +8,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Self
@@ -19,6 +19,7 @@ from cluster.core.errors import DeadlineExceeded, RequestFailed, Unavailable
 from cluster.core.ids import new_request_id
 from router.front import bounds
 from router.front.ask import Ask, Prompt, TextPrompt, TokenPrompt
+from router.front.auth import Gate
 from router.front.messages import ChatPrompt
 from router.front.metrics import Call, FrontMetrics, StatusCollector
 from router.front.model_text import ModelText
@@ -27,6 +28,7 @@ from router.front.text import Delta, SampleText, TextRules
 from router.front.tools.formats import fold_maker
 from router.front.usage import Usage
 from router.requests import Dispatcher, Request, Running, TokenEvent, Trace
+from router.tenants import ANONYMOUS, Tenant
 
 # Tokenising takes about 1 ms per 1,000 characters; longer texts must not hold up everybody's streams.
 INLINE_CHARACTERS = 1024
@@ -103,7 +105,7 @@ class Generation:
 
 
 class FrontDoor:
-    """One per router. `text` and `model_name` are those of the one base model that is served."""
+    """One per router. `text` and `model_name` are those of the one base model that is served. `gate`: who may ask."""
 
     def __init__(
         self,
@@ -113,12 +115,14 @@ class FrontDoor:
         dispatcher: Dispatcher,
         clock: Clock,
         metrics: FrontMetrics,
+        gate: Gate | None = None,
     ) -> None:
         self.settings = settings
         self.model_name = model_name
         self.text = text
         self.dispatcher = dispatcher
         self.metrics = metrics
+        self.gate = gate or Gate()
         self.draining = False
         self.created = int(clock.wall())
         metrics.registry.register(StatusCollector(dispatcher.status))
@@ -135,7 +139,20 @@ class FrontDoor:
             return [str(error)]
         return ["no worker takes requests now"]
 
-    async def prepare(self, ask: Ask, call: Call, *, public_id: str, deadline_s: float | None = None) -> Request:
+    def check_room(self, tenant: Tenant) -> None:
+        """Raises Overloaded when a request of this tenant would be refused whatever it is, before anything is read."""
+        self.gate.permits.check(tenant)
+        self.dispatcher.check_room(tenant.name)
+
+    async def prepare(
+        self,
+        ask: Ask,
+        call: Call,
+        *,
+        public_id: str,
+        tenant: Tenant = ANONYMOUS,
+        deadline_s: float | None = None,
+    ) -> Request:
         """A request that fits, or InvalidRequest; Unavailable while no workers are known, and once draining.
 
         `deadline_s`: what the client allows from now on; never more than the configured deadline from arrival.
@@ -167,7 +184,22 @@ class FrontDoor:
             ignore_eos=ask.ignore_eos,
             deadline_s=left,
             grammar=ask.grammar,
+            salt=tenant.salt,
+            tenant=tenant.name,
+            priority=ask.priority or 0,
         )
+
+    @asynccontextmanager
+    async def permitted(self, tenant: Tenant, requests: Sequence[Request], call: Call) -> AsyncIterator[None]:
+        """Around what was asked in one call, within the tenant's limits. Raises RateLimited, Unavailable.
+
+        When it is left, what this tenant used is known: `call` has the sums.
+        """
+        async with self.gate.permits.hold(tenant, sum(len(request.prompt) for request in requests)) as permit:
+            try:
+                yield
+            finally:
+                permit.written = call.written
 
     @asynccontextmanager
     async def open(self, request: Request, call: Call, ask: Ask, first: int = 0) -> AsyncIterator[Generation]:

@@ -6,6 +6,7 @@ import orjson
 
 from cluster.core.errors import (
     DeadlineExceeded,
+    Forbidden,
     HeadraceError,
     InvalidRequest,
     ModelNotFound,
@@ -16,6 +17,11 @@ from cluster.core.errors import (
 )
 
 _RETRY_AFTER_S = 1.0  # where nobody computed when to come back
+_KINDS: dict[type[InvalidRequest], str] = {
+    Unauthenticated: "authentication_error",
+    Forbidden: "permission_error",
+    ModelNotFound: "not_found_error",
+}
 
 
 def status_of(error: Exception) -> int:
@@ -28,7 +34,9 @@ def status_of(error: Exception) -> int:
 
 
 def error_headers(error: Exception) -> dict[str, str]:
-    """Retry-After, in whole seconds of at least 1, where trying again makes sense."""
+    """Retry-After, in whole seconds of at least 1, where trying again makes sense; what a 401 must say."""
+    if isinstance(error, Unauthenticated):
+        return {"www-authenticate": "Bearer"}
     seconds = retry_after_s(error)
     return {} if seconds is None else {"retry-after": str(max(1, math.ceil(seconds)))}
 
@@ -47,12 +55,10 @@ def error_object(error: Exception) -> dict[str, object]:
     """{"error": {...}}. An error that is not ours may quote a prompt, so nothing of it is told (FAULTS O08)."""
     match error:
         case InvalidRequest():
-            kind = {Unauthenticated: "authentication_error", ModelNotFound: "not_found_error"}.get(
-                type(error), "invalid_request_error"
-            )
+            kind = _KINDS.get(type(error), "invalid_request_error")
             return error_shape(error.message, kind, param=error.param, code=error.code)
         case Overloaded():
-            return error_shape(error.message, "rate_limit_error", code="overloaded")
+            return error_shape(error.message, "rate_limit_error", code=error.code)
         case Unavailable():
             return error_shape(str(error), "server_error", code="unavailable")
         case DeadlineExceeded():

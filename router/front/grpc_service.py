@@ -19,6 +19,7 @@ from grpc.aio import ServicerContext
 
 from cluster.core.errors import (
     DeadlineExceeded,
+    Forbidden,
     HeadraceError,
     InvalidRequest,
     ModelNotFound,
@@ -27,7 +28,7 @@ from cluster.core.errors import (
     Unavailable,
 )
 from cluster.core.ids import new_request_id
-from cluster.rpc import Metadata
+from cluster.rpc import Metadata, authorization_of
 from cluster.stubs import inference_pb2 as pb
 from cluster.stubs.inference_pb2_grpc import InferenceServicer
 from router.front.ask import Ask, Prompt, Spelling, TextPrompt, TokenPrompt
@@ -102,13 +103,15 @@ class InferenceService(InferenceServicer):
 
     async def _generate(self, message: pb.GenerateRequest, context: Context, call: Call, told: Trailer) -> None:
         front = self._front
+        tenant = front.gate.tenants.authenticate(authorization_of(context.invocation_metadata()))
+        front.check_room(tenant)
         if message.ByteSize() > front.settings.max_body_bytes:
             raise InvalidRequest(f"the request is larger than {front.settings.max_body_bytes} bytes")
         ask = ask_of(message, front.model_name)
         left = context.time_remaining()
-        request = await front.prepare(ask, call, public_id=told.public_id, deadline_s=left)
+        request = await front.prepare(ask, call, public_id=told.public_id, tenant=tenant, deadline_s=left)
         try:
-            async with until_deadline(request):
+            async with until_deadline(request), front.permitted(tenant, [request], call):
                 async with front.open(request, call, ask) as generation:
                     told.trace = generation.trace
                     async for delta in generation:
@@ -147,6 +150,7 @@ def ask_of(message: pb.GenerateRequest, served_model: str) -> Ask:
         min_tokens=message.min_tokens if message.HasField("min_tokens") else None,
         logit_bias=tuple(message.logit_bias.items()),
         grammar=_grammar(message),
+        priority=message.priority if message.HasField("priority") else None,
     )
 
 
@@ -229,6 +233,8 @@ def _code(error: Exception) -> grpc.StatusCode:
             return grpc.StatusCode.NOT_FOUND
         case Unauthenticated():
             return grpc.StatusCode.UNAUTHENTICATED
+        case Forbidden():
+            return grpc.StatusCode.PERMISSION_DENIED
         case InvalidRequest():
             return grpc.StatusCode.INVALID_ARGUMENT
         case Overloaded():

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from cluster.core.errors import HeadraceError, Unavailable
 from router.front import bounds
+from router.front.auth import Authenticate, only_operators, tenant_of
 from router.front.door import FrontDoor
 from router.front.errors_http import error_headers, error_object, error_shape, status_of
 from router.front.http_debug import explain
@@ -46,6 +47,7 @@ def make_app(front: FrontDoor, recorder: Recorder) -> FastAPI:
     _add_operations(app, front, recorder)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(HeadraceError, _our_error)
+    app.add_middleware(Authenticate, gate=front.gate)
     return app
 
 
@@ -86,15 +88,17 @@ def _add_operations(app: FastAPI, front: FrontDoor, recorder: Recorder) -> None:
         return _json({"ready": False, "reasons": reasons}, status=503, headers={"retry-after": "1"})
 
     @app.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(request: HttpRequest) -> Response:
+        only_operators(request.scope)
         return Response(generate_latest(front.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/debug/requests/{name}")
-    async def request(name: str) -> Response:
-        return _json(explain(recorder, name, front.metrics.clock))
+    async def recent(request: HttpRequest, name: str) -> Response:
+        return _json(explain(recorder, name, tenant_of(request.scope), front.metrics.clock))
 
     @app.get("/status")
-    async def status() -> Response:
+    async def status(request: HttpRequest) -> Response:
+        only_operators(request.scope)
         return _json(front.dispatcher.status())
 
 

@@ -8,6 +8,7 @@ from cluster.core.errors import InvalidRequest
 from router.front.openai_shapes import Json
 from router.placement import Considered
 from router.records import AttemptRecord, Recorder, RequestRecord
+from router.tenants import Tenant
 
 
 class RequestNotFound(InvalidRequest):
@@ -16,9 +17,9 @@ class RequestNotFound(InvalidRequest):
     status = 404
 
 
-def explain(recorder: Recorder, name: str, clock: Clock) -> Json:
-    """The newest request of this id, ours or the client's. Raises RequestNotFound."""
-    known = may_see(recorder.records(name))
+def explain(recorder: Recorder, name: str, tenant: Tenant, clock: Clock) -> Json:
+    """The newest request of this id, ours or the client's, that this tenant may see. Raises RequestNotFound."""
+    known = may_see(recorder.records(name), tenant)
     if not known:
         raise RequestNotFound(
             "no recent request of this id was served by this router process", param="id", code="request_not_found"
@@ -26,9 +27,9 @@ def explain(recorder: Recorder, name: str, clock: Clock) -> Json:
     return request_json(known[0], clock)
 
 
-def may_see(records: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
-    """The one place that decides who is told of which request."""
-    return records
+def may_see(records: Sequence[RequestRecord], tenant: Tenant) -> Sequence[RequestRecord]:
+    """The one place that decides who is told of which request: a tenant of its own, an operator of all."""
+    return [record for record in records if tenant.operator or record.tenant == tenant.name]
 
 
 def request_json(record: RequestRecord, clock: Clock) -> Json:

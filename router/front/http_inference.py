@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from cluster.core.errors import HeadraceError
 from cluster.core.ids import new_request_id
 from router.front import sse
+from router.front.auth import tenant_of
 from router.front.batch import Answer, Part, open_all, prepare_all
 from router.front.bodies import ChatBody, CompletionBody, InferenceBody
 from router.front.door import FrontDoor, until_deadline
@@ -34,6 +35,7 @@ from router.front.openai_shapes import AnswerHead, ChatShape, CompletionShape, J
 from router.front.text import Delta
 from router.front.traces import trace_headers
 from router.front.usage import Usage
+from router.tenants import Tenant
 
 log = logging.getLogger("headrace.router.front")
 
@@ -56,7 +58,7 @@ class Reply:
 
     def __init__(self, send: Send, public_id: str, *, traced: bool = False) -> None:
         self._send = send
-        self._public_id = public_id
+        self.public_id = public_id
         self.traced = traced
         self.started = False
 
@@ -67,7 +69,7 @@ class Reply:
 
     async def start(self, status: int, headers: dict[str, str]) -> None:
         self.started = True
-        lines = {**headers, "x-request-id": self._public_id}
+        lines = {**headers, "x-request-id": self.public_id}
         encoded = [(name.encode("ascii"), _header_value(value)) for name, value in lines.items()]
         await self._guarded({"type": "http.response.start", "status": status, "headers": encoded})
 
@@ -95,12 +97,14 @@ class InferenceEndpoint:
         async with telling(reply, public_id):
             with self._front.metrics.call(self._api) as call:
                 raw = await read_json(scope, receive, self._front.settings)
-                await while_connected(receive, self._serve(raw, public_id, reply, call))
+                self._front.check_room(tenant := tenant_of(scope))
+                await while_connected(receive, self._serve(raw, tenant, reply, call))
 
-    async def _serve(self, raw: bytes, public_id: str, reply: Reply, call: Call) -> None:
+    async def _serve(self, raw: bytes, tenant: Tenant, reply: Reply, call: Call) -> None:
         body = self._body.parse(raw)
-        parts = await prepare_all(self._front, body.asks(), call, public_id)
-        async with until_deadline(parts[0].request):
+        parts = await prepare_all(self._front, body.asks(), call, reply.public_id, tenant)
+        requests = [part.request for part in parts]
+        async with until_deadline(requests[0]), self._front.permitted(tenant, requests, call):
             await self._answer(body, parts, reply, call)
 
     async def _answer(self, body: InferenceBody, parts: Sequence[Part], reply: Reply, call: Call) -> None:

@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from cluster.core.clock import Clock
-from cluster.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
+from cluster.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, RateLimited, Unavailable
 from router.front.usage import Usage
 
-Outcome = Literal["ok", "client_error", "cancelled", "overloaded", "unavailable", "deadline", "failed"]
+Outcome = Literal["ok", "client_error", "cancelled", "limited", "overloaded", "unavailable", "deadline", "failed"]
 
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 60, 120)
 _ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4, 0.8, 2, 5)
@@ -37,6 +37,8 @@ def outcome_of(error: BaseException | None) -> Outcome:
             return "client_error"
         case ClientGone() | asyncio.CancelledError():
             return "cancelled"
+        case RateLimited():
+            return "limited"
         case Overloaded():
             return "overloaded"
         case Unavailable():
@@ -86,6 +88,7 @@ class Call:
         self._metrics = metrics
         self._api = api
         self._last: dict[int, float] = {}
+        self.written = 0  # tokens of answers
         self.started = metrics.clock.now()
 
     def __enter__(self) -> Self:
@@ -117,6 +120,7 @@ class Call:
 
     def used(self, usage: Usage, dropped: int) -> None:
         """The token counts of an admitted request, however it ended."""
+        self.written += usage.completion
         self._metrics.prompt_tokens.inc(usage.prompt)
         self._metrics.cached_tokens.inc(usage.cached)
         self._metrics.output_tokens.inc(usage.completion)

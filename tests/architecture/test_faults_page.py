@@ -9,8 +9,8 @@ NUMBERS = {
     "C": (1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16, 18, 20, 21, 22, 23, 25, 27, 28, 29, 30, 31, 32, 33),
     "R": (1, 2, 4, 5, 6, 7, 9, 11, 13, 14, 15),
     "F": (1, 3, 4, 5, 7, 8, 9, 11, 12, 13, 14),
-    "P": (1, 3, 4, 8),
-    "S": (7, 8),
+    "P": (1, 3, 4, 5, 8, 9),
+    "S": (4, 5, 7, 8),
 }  # the numbers between were given to no case
 CASES = [f"{kind}{number:02}" for kind, numbers in NUMBERS.items() for number in numbers]
 PAGE = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")

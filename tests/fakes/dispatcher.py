@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from cluster.core.errors import Unavailable
+from cluster.core.errors import Overloaded, Unavailable
 from router.records import RequestRecord
 from router.requests import EndReason, Limits, Request, Running, TokenEvent, TokenLogprob, Trace
 
@@ -65,6 +65,7 @@ class FakeDispatcher:
     def __init__(self, script: Script, limits: Limits = DEFAULT_LIMITS) -> None:
         self.script = script
         self.available = True
+        self.full = False
         self.refusal: Exception | None = None
         self.requests: list[Request] = []
         self.runs: list[FakeRunning] = []
@@ -80,6 +81,10 @@ class FakeDispatcher:
 
     def ready(self) -> bool:
         return self.available
+
+    def check_room(self, tenant: str) -> None:
+        if self.full:
+            raise Overloaded("1 requests are waiting", retry_after_s=7.0)
 
     @asynccontextmanager
     async def run(self, request: Request) -> AsyncIterator[Running]:

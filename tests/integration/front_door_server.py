@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from cluster.core.clock import SystemClock
 from cluster.core.config import RouterSettings
+from router.front.auth import Gate
 from router.front.door import FrontDoor
 from router.front.http_app import make_app
 from router.front.metrics import FrontMetrics
@@ -62,18 +63,25 @@ def outcomes(front: FrontDoor, api: str) -> dict[str, float]:
 
 
 def make_front(
-    dispatcher: FakeDispatcher, settings: RouterSettings | None = None, text: ModelText | None = None
+    dispatcher: FakeDispatcher,
+    settings: RouterSettings | None = None,
+    text: ModelText | None = None,
+    gate: Gate | None = None,
 ) -> FrontDoor:
     clock = SystemClock()
     metrics = FrontMetrics(CollectorRegistry(), clock)
-    return FrontDoor(settings or RouterSettings(), MODEL, text or load_model_text(None), dispatcher, clock, metrics)
+    words = text or load_model_text(None)
+    return FrontDoor(settings or RouterSettings(), MODEL, words, dispatcher, clock, metrics, gate)
 
 
 @asynccontextmanager
 async def serve(
-    dispatcher: FakeDispatcher, settings: RouterSettings | None = None, text: ModelText | None = None
+    dispatcher: FakeDispatcher,
+    settings: RouterSettings | None = None,
+    text: ModelText | None = None,
+    gate: Gate | None = None,
 ) -> AsyncIterator[Served]:
-    front = make_front(dispatcher, settings, text)
+    front = make_front(dispatcher, settings, text, gate)
     config = uvicorn.Config(make_app(front, dispatcher), host="127.0.0.1", port=0, log_level="error", lifespan="off")
     server = _Server(config)
     task = asyncio.create_task(server.serve())

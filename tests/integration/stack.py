@@ -167,10 +167,11 @@ def _dechunk(raw: bytes) -> tuple[bytes, bool]:
 
 
 class Stack:
-    """A running cluster, as tests look at it."""
+    """A running cluster, as tests look at it. `key`: an operator's, where tenants are configured."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, cluster: LocalCluster, key: str | None = None) -> None:
         self.cluster = cluster
+        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
 
     @property
     def url(self) -> str:
@@ -183,10 +184,10 @@ class Stack:
             return await connection.answer()
 
     async def get(self, path: str) -> HttpAnswer:
-        return await self.call(request_head("GET", path, {}))
+        return await self.call(request_head("GET", path, self._headers))
 
     async def post(self, path: str, body: Json, *, within_s: float = 30.0) -> HttpAnswer:
-        return await self.call(post_bytes(path, json.dumps(body).encode()), within_s=within_s)
+        return await self.call(post_bytes(path, json.dumps(body).encode(), **self._headers), within_s=within_s)
 
     async def status(self) -> Json:
         return (await self.get("/status")).json
@@ -260,10 +261,10 @@ async def pause(seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def stack(settings: ClusterConfig, folder: Path) -> Iterator[Stack]:
+def stack(settings: ClusterConfig, folder: Path, key: str | None = None) -> Iterator[Stack]:
     """A cluster that is ready; its logs are in `folder`."""
     with LocalCluster(settings, folder) as cluster:
-        running = Stack(cluster)
+        running = Stack(cluster, key)
         cluster.wait_ready()
         asyncio.run(running.all_ready())
         yield running

@@ -105,15 +105,15 @@ MUTANTS = (
     Mutant(
         "let returning work wait behind new work",
         "router/queue.py",
-        "entry.rank = 0 if returning else 1",
-        "entry.rank = 1",
+        "entry.returning = returning",
+        "entry.returning = False",
         f"{QUEUE}::test_who_comes_back_is_never_refused_and_returning_work_goes_first",
     ),
     Mutant(
         "off by one: a line of one more than its limit",
         "router/queue.py",
-        "if len(self._line) >= self._limit:",
-        "if len(self._line) > self._limit:",
+        "if waiting >= bounds.requests or (self._tokens and self._tokens + prompt_tokens > bounds.tokens):",
+        "if waiting > bounds.requests or (self._tokens and self._tokens + prompt_tokens > bounds.tokens):",
         f"{QUEUE}::test_the_line_is_bounded_and_a_freed_place_is_free",
     ),
     Mutant(

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from router.front.auth import OPEN
 from router.front.bodies import ChatBody, CompletionBody
 from router.front.http_tokens import DetokenizeBody, TokenizeBody
 from router.front.openai_shapes import Json
@@ -56,6 +57,10 @@ OPERATIONS = (
     Operation("get", "/metrics", "For Prometheus", "text/plain"),
     Operation("get", "/status", "Workers, queue and gauges", dict[str, object]),
 )  # fmt: skip
+_KEY_STATUSES = {
+    401: "tenants are configured, and this key is no one's",
+    403: "the key is no operator's",
+}
 _BODY_STATUSES = {
     400: "the request cannot be served as it stands; `param` names the field",
     408: "the body did not come to an end",
@@ -95,6 +100,8 @@ def _operation(operation: Operation, schemas: Schemas) -> Json:
         content = {"application/json": {"schema": _schema(operation.body, "body", schemas)}}
         described["requestBody"] = {"required": True, "content": content}
         statuses |= _BODY_STATUSES
+    if operation.path not in OPEN:
+        statuses |= _KEY_STATUSES
     success = _success(operation, schemas)
     errors = {str(status): _error(text, schemas) for status, text in sorted(statuses.items())}
     if operation.path == "/ready":

@@ -1,7 +1,9 @@
 """The command line: its surface, its errors, and what it shows."""
 
+import hashlib
 import io
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +20,7 @@ from cluster.cli.main import app, main
 from cluster.cli.operate import sizes_of, wait_for_successor
 from cluster.cli.show import routers, show_urls, status_json, status_table
 from cluster.cli.start import StartFailed, _wait_until_ready
+from cluster.config import load_config
 from cluster.controller import ClusterStatus
 from cluster.core.errors import ConfigError, HeadraceError
 from cluster.pipe import Ready, Role
@@ -37,6 +40,7 @@ SURFACE = {
     "generate": {"--max-tokens", "--temperature", "--raw", "--name", "--root", "--address", "text"},
     "explain": {"--name", "--root", "--address", "--json", "request"},
     "model": {"pull", "list"},
+    "key": {"tenant"},
     "sim": {"--seed", "--seeds", "--trace"},
     "chaos": {"--minutes", "--seed", "--model", "--tcp", "--prefill", "--decode", "--routers", "--clients", "--logs"},
 }
@@ -190,6 +194,16 @@ def test_up_ends_when_everything_is_ready_or_something_clearly_will_not_be(tmp_p
         _wait_until_ready(head, run_dir, console)
     with _head(code=3) as head, pytest.raises(StartFailed, match="ended with 3"):
         _wait_until_ready(head, run_dir, console)
+
+
+def test_a_key_is_shown_with_the_setting_that_knows_only_its_digest() -> None:
+    made = [CliRunner().invoke(app, ["key", "acme"]).stdout.splitlines() for _ in range(2)]
+    (key, setting), (another, _) = made
+    assert key != another
+    assert len(key) > 40
+    assert key not in setting
+    tenants = load_config(None, [shlex.split(setting)[1]]).tenants
+    assert tenants["acme"].keys == (hashlib.sha256(key.encode()).hexdigest(),)
 
 
 def test_questions() -> None:

@@ -50,6 +50,10 @@ def test_dump_and_parse_are_inverse() -> None:
         ("host=0.0.0.0", ["host", "0.0.0.0", "advertise"]),
         ("router.grpc_port=8000", ["router.grpc_port", "8000", "router.http_port"]),
         ("pools.decode.pool_tokens=16", ["pools.decode.pool_tokens", "16", "two blocks"]),
+        ("tenants.acme.wieght=2", ["'tenants.acme.wieght'", "did you mean tenants.acme.weight?"]),
+        ("tenants.Acme.weight=2", ["tenants.Acme", "pattern"]),
+        ("tenants.acme.weight=0", ["tenants.acme.weight", "greater than 0"]),
+        (f"tenants={{a: {{keys: [{'0' * 64}]}}, b: {{keys: [{'0' * 64}]}}}}", ["tenants.b.keys", "tenants.a"]),
         ("engine.dtype", ["engine.dtype", "key=value"]),
         ("engine..dtype=1", ["engine..dtype", "key=value"]),
         ("engine.dtype=[", ["engine.dtype", "YAML"]),
@@ -82,3 +86,16 @@ def test_the_same_object_can_serve_every_part() -> None:
     config = load_config()
     with pytest.raises(ValueError, match="frozen"):
         config.engine.threads = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("setting", ["tenants.acme.keys=[hr-pasted]", "tenants.acme.keys=hr-pasted"])
+def test_a_key_written_where_its_digest_belongs_is_not_repeated(setting: str) -> None:
+    with pytest.raises(ConfigError, match=r"tenants\.acme\.keys") as refused:
+        load_config(None, [setting])
+    assert "hr-pasted" not in str(refused.value)
+
+
+def test_tenants_survive_a_dump() -> None:
+    config = load_config(None, ["tenants.acme.keys=[" + "ab" * 32 + "]", "tenants.acme.weight=2.5", "tenants.b={}"])
+    assert parse_config(dump_config(config)) == config
+    assert config.tenants["acme"].weight == 2.5

@@ -8,9 +8,10 @@ from cluster.core.errors import IntegrityError, Overloaded
 from cluster.stubs.session_pb2 import TokenRun
 from cluster.stubs.watch_pb2 import Removed, Snapshot, Status, Stored, WatchEvent
 from router.follow import Follow, Phase, ProtocolBreach
+from router.lanes import Entry
 from router.placement import Demand, Placement
 from router.prefix_index import PrefixIndex
-from router.queue import HOLD_S, OVERTAKE_S, SCAN, AdmissionQueue, Entry
+from router.queue import HOLD_S, OVERTAKE_S, SCAN, AdmissionQueue, LineBounds
 from router.records import record_of
 from router.requests import Request, SamplingParams, Trace
 from router.workers import Booking, WorkerView
@@ -27,7 +28,7 @@ class Line(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = AdmissionQueue(LIMIT)
+        self.queue = AdmissionQueue(LineBounds(LIMIT))
         self.now = 100.0
         self.line: list[tuple[int, int, str]] = []
         self.entries: dict[str, Entry] = {}  # all that were ever admitted and have not ended
@@ -39,12 +40,14 @@ class Line(RuleBasedStateMachine):
         name = f"r{self.made + 1}"
         wait = self.queue.expected_wait_s(self.now)
         full = len(self.line) >= LIMIT
-        if full or (wait is not None and wait > deadline_s):
+        request = Request(name, "x", (1, 2, 3), 4, deadline_s=deadline_s)
+        waiting = len(self.line)  # all cost the same, and it would be one more
+        if full or (waiting and wait is not None and wait * (waiting + 1) / waiting > deadline_s):
             with pytest.raises(Overloaded) as refusal:
-                self.queue.admit(name, self.now, deadline_s)
+                self.queue.admit(request, self.now)
             assert 1.0 <= refusal.value.retry_after_s <= 60.0
             return
-        entry = self.queue.admit(name, self.now, deadline_s)
+        entry = self.queue.admit(request, self.now)
         self.made += 1
         self.entries[name] = entry
         self.line.append((1, self.made, name))
@@ -58,10 +61,10 @@ class Line(RuleBasedStateMachine):
         if how == "take":
             self.queue.take(place[2], self.now)
         else:
-            self.queue.drop(place[2])
+            self.queue.drop(place[2], self.now)
             self.entries.pop(place[2])
         if how == "drop twice":
-            self.queue.drop(place[2])
+            self.queue.drop(place[2], self.now)
 
     @precondition(lambda self: len(self.entries) > len(self.line))
     @rule(data=st.data(), returning=st.booleans())
@@ -80,8 +83,6 @@ class Line(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(self.line))[2]
         with pytest.raises(IntegrityError):
             self.queue.put_back(self.entries[name], self.now, returning=False, not_before=0.0)
-        rank = next(rank for rank, _, waiting in self.line if waiting == name)
-        self.entries[name].rank = rank  # the caller's own entry is what it made of it
 
     @precondition(lambda self: self.line)
     @rule(data=st.data())
@@ -114,8 +115,8 @@ class OneRequest(RuleBasedStateMachine):
     @initialize(n=st.integers(1, 3), max_tokens=st.integers(1, 8))
     def begin(self, n: int, max_tokens: int) -> None:
         self.request = Request("r", "x", (1, 2, 3), max_tokens, n, SamplingParams(seed=5))
-        queue = AdmissionQueue(8)
-        self.follow = Follow(self.request, record_of(self.request, Trace(), 0.0), queue.admit("r", 0.0, 60.0), 0.0)
+        queue = AdmissionQueue(LineBounds(8))
+        self.follow = Follow(self.request, record_of(self.request, Trace(), 0.0), queue.admit(self.request, 0.0), 0.0)
         self.truths = [[token([1, 2, 3], 5, i, at) for at in range(max_tokens)] for i in range(n)]
         self.got: list[list[int]] = [[] for _ in range(n)]
         self.ended: set[int] = set()

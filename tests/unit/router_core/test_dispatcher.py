@@ -48,7 +48,7 @@ def test_the_status_is_json_and_names_states_and_gauges() -> None:
     made = world()
     made.ask(request("r"))
     status = json.loads(json.dumps(made.core.status(made.now)))
-    assert status["gauges"] == {"requests": 1, "queued": 0, "attempts": 1, "bookings": 1}
+    assert status["gauges"] == {"requests": 1, "queued": 0, "queued_tokens": 0, "attempts": 1, "bookings": 1}
     assert [w["state"] for w in status["workers"]] == ["ready", "ready"]
     assert status["workers"][0]["epoch"] == f"{1:016x}"
 

@@ -8,8 +8,8 @@ from cluster.core.keys import KeyChain, root_key
 from cluster.stubs.common_pb2 import TokenLogprob as WireLogprob
 from cluster.stubs.session_pb2 import HandedOff, PrefillOn, TokenRun
 from router.follow import Follow, Phase, ProtocolBreach
+from router.lanes import Entry
 from router.placement import Demand, Placement, Shape, WorkerLoad
-from router.queue import Entry
 from router.records import record_of
 from router.requests import Request, TokenEvent, TokenLogprob, Trace
 
@@ -21,7 +21,7 @@ PLACEMENT = Placement(DECODE, (PREFILL,), False, 64, 1.0)
 
 def following(n: int = 1, max_tokens: int = 10, prompt: int = 9) -> Follow:
     request = Request("r", "public", tuple(range(prompt)), max_tokens, n, salt=b"tenant")
-    return Follow(request, record_of(request, Trace(), 10.0), Entry(1, 1, "r"), now=10.0)
+    return Follow(request, record_of(request, Trace(), 10.0), Entry("r", 1), now=10.0)
 
 
 def demand(follow: Follow) -> Demand:

@@ -5,31 +5,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core.errors import IntegrityError, Overloaded
-from router.queue import HOLD_S, OVERTAKE_S, SCAN, AdmissionQueue
+from router.queue import HOLD_S, OVERTAKE_S, SCAN, AdmissionQueue, LineBounds
+from router.requests import Request
+
+
+def line(requests: int, tokens: int = 1_000_000, slo_ttft_s: float | None = None, **weights: float) -> AdmissionQueue:
+    return AdmissionQueue(LineBounds(requests, tokens, slo_ttft_s, weights))
+
+
+def request(
+    name: str, deadline_s: float = 600.0, *, prompt: int = 10, tenant: str = "", priority: int = 0, max_tokens: int = 5
+) -> Request:
+    return Request(name, "x", (7,) * prompt, max_tokens, deadline_s=deadline_s, tenant=tenant, priority=priority)
 
 
 def test_the_line_is_bounded_and_a_freed_place_is_free() -> None:
-    queue = AdmissionQueue(2)
-    queue.admit("a", 0.0, 600.0)
-    queue.admit("b", 0.0, 600.0)
+    queue = line(2)
+    queue.admit(request("a"), 0.0)
+    queue.admit(request("b"), 0.0)
     with pytest.raises(Overloaded) as told:
-        queue.admit("c", 0.0, 600.0)
+        queue.admit(request("c"), 0.0)
     assert told.value.retry_after_s == 5.0
-    queue.drop("a")
-    queue.drop("a")
-    queue.admit("c", 0.0, 600.0)
+    queue.drop("a", 0.0)
+    queue.drop("a", 0.0)
+    queue.admit(request("c"), 0.0)
     queue.take("b", 0.0)
-    queue.admit("d", 0.0, 600.0)
+    queue.admit(request("d"), 0.0)
     assert queue.ids() == ["c", "d"]
 
 
 def test_who_comes_back_is_never_refused_and_returning_work_goes_first() -> None:
-    queue = AdmissionQueue(3)
-    entries = {name: queue.admit(name, 0.0, 600.0) for name in "abc"}
+    queue = line(3)
+    entries = {name: queue.admit(request(name), 0.0) for name in "abc"}
     for name in "abc":
         queue.take(name, 0.0)
     for name in "xyz":
-        queue.admit(name, 0.0, 600.0)
+        queue.admit(request(name), 0.0)
     queue.put_back(entries["b"], 1.0, returning=False, not_before=0.0)
     queue.put_back(entries["c"], 1.0, returning=True, not_before=0.0)
     queue.put_back(entries["a"], 1.0, returning=True, not_before=0.0)
@@ -38,15 +49,15 @@ def test_who_comes_back_is_never_refused_and_returning_work_goes_first() -> None
 
 
 def test_nobody_waits_twice() -> None:
-    queue = AdmissionQueue(3)
-    entry = queue.admit("a", 0.0, 600.0)
+    queue = line(3)
+    entry = queue.admit(request("a"), 0.0)
     with pytest.raises(IntegrityError):
         queue.put_back(entry, 0.0, returning=False, not_before=0.0)
 
 
 def test_overtaking_is_bounded_from_the_first_time_there_was_no_room() -> None:
-    queue = AdmissionQueue(3)
-    entry = queue.admit("a", 0.0, 600.0)
+    queue = line(3)
+    entry = queue.admit(request("a"), 0.0)
     assert not queue.overdue(entry, 50.0)
     assert not queue.overdue(entry, 50.0 + OVERTAKE_S / 2)
     assert queue.overdue(entry, 50.0 + OVERTAKE_S)
@@ -56,52 +67,137 @@ def test_overtaking_is_bounded_from_the_first_time_there_was_no_room() -> None:
 
 
 def test_waiting_is_estimated_from_the_drain_rate_while_somebody_waits() -> None:
-    queue = AdmissionQueue(100)
+    queue = line(100)
     assert queue.expected_wait_s(0.0) == 0.0
     for number in range(60):
-        queue.admit(f"r{number}", 1000.0, 600.0)
+        queue.admit(request(f"r{number}"), 1000.0)
     assert queue.expected_wait_s(1001.0) is None
     for number in range(20):
         queue.take(f"r{number}", 1000.5 + number / 10)
     assert queue.expected_wait_s(1004.0) == pytest.approx(40 * 4.0 / 20)
     assert queue.retry_after_s(1004.0) == pytest.approx(4.0)
     with pytest.raises(Overloaded, match="after the deadline"):
-        queue.admit("impatient", 1004.0, 5.0)
-    queue.admit("patient", 1004.0, 10.0)
+        queue.admit(request("impatient", 5.0), 1004.0)
+    queue.admit(request("patient", 10.0), 1004.0)
 
 
 def test_an_idle_hour_is_not_a_slow_queue() -> None:
-    queue = AdmissionQueue(100)
+    queue = line(100)
     for number in range(20):
-        queue.admit(f"old{number}", float(number), 600.0)
+        queue.admit(request(f"old{number}"), float(number))
         queue.take(f"old{number}", float(number))
     for number in range(50):
-        queue.admit(f"new{number}", 3600.0, 1.0)
+        queue.admit(request(f"new{number}", 1.0), 3600.0)
     assert queue.expected_wait_s(3600.1) is None
 
 
 def test_a_round_looks_at_the_first_entries_only() -> None:
-    queue = AdmissionQueue(100)
+    queue = line(100)
     for number in range(50):
-        queue.admit(f"r{number}", 0.0, 600.0)
+        queue.admit(request(f"r{number}"), 0.0)
     assert [entry.request_id for entry in queue.scan()] == [f"r{number}" for number in range(SCAN)]
 
 
 @given(st.lists(st.tuples(st.sampled_from("atdb"), st.integers(0, 9), st.booleans())))
 def test_the_line_is_always_in_order_and_agrees_with_its_index(steps: list[tuple[str, int, bool]]) -> None:
-    queue, entries, out = AdmissionQueue(5), {}, {}
+    queue, entries, out = line(5), {}, {}
     for at, (what, number, returning) in enumerate(steps):
         name = f"r{number}"
         if what == "a" and name not in entries and len(queue) < 5:
-            entries[name] = queue.admit(name, at, 600.0)
+            entries[name] = queue.admit(request(name), at)
         elif what == "t" and name in queue:
             queue.take(name, at)
             out[name] = entries[name]
         elif what == "d" and name in entries:
-            queue.drop(name)
+            queue.drop(name, at)
             del entries[name]
             out.pop(name, None)
         elif what == "b" and name in out:
             queue.put_back(out.pop(name), at, returning=returning, not_before=0.0)
         queue.check_integrity()
         assert set(queue.ids()) == set(entries) - set(out)
+
+
+def test_the_line_is_bounded_by_prompt_tokens_but_one_prompt_always_fits() -> None:
+    queue = line(100, tokens=50)
+    queue.admit(request("huge", prompt=80), 0.0)
+    with pytest.raises(Overloaded):
+        queue.admit(request("a"), 0.0)
+    queue.take("huge", 0.0)
+    for name in "abcde":
+        queue.admit(request(name), 0.0)
+    assert queue.tokens == 50
+    with pytest.raises(Overloaded):
+        queue.admit(request("f", prompt=1), 0.0)
+
+
+def fill(queue: AdmissionQueue, tenant: str, **more: int) -> int:
+    """As many requests as this tenant gets in."""
+    for number in range(10_000):
+        try:
+            queue.admit(request(f"{tenant}{len(queue)}.{number}", tenant=tenant, **more), 0.0)
+        except Overloaded:
+            return number
+    raise AssertionError("no bound")
+
+
+def test_no_tenant_fills_the_line_alone_and_who_has_nothing_in_it_gets_a_place() -> None:
+    queue = line(100, a=1, b=1, c=1)
+    assert fill(queue, "a") == 80
+    assert fill(queue, "b") == 16
+    assert fill(queue, "c") == 4
+    for tenant, weight in (("a", 4.0), ("b", 1.0)):
+        queue = line(100, a=4, b=1)
+        assert fill(queue, tenant) == pytest.approx(100 * 4 * weight / (1 + 4 * weight), abs=1)
+    queue = line(1000, 1000, a=1, b=1)
+    assert fill(queue, "a", prompt=50) == 16
+    assert fill(queue, "b", prompt=10) > 4
+    assert fill(line(100), "") == 100, "with one tenant there is nobody to keep a place for"
+
+
+def test_early_refusals_say_when_to_come_again() -> None:
+    """Ten requests a second leave; the twentieth in line waits for 2 s, and then half a second for its first token."""
+    queue = line(100, slo_ttft_s=2.5)
+    for number in range(29):
+        queue.admit(request(f"r{number}"), 0.0)
+    for number in range(10):
+        queue.take(f"r{number}", 0.05 + number / 10)
+    queue.drain.first_token(10, 0.5)
+    queue.admit(request("in time"), 1.0)
+    with pytest.raises(Overloaded, match=r"in about 2\.6 s; 2\.5 s are promised") as told:
+        queue.admit(request("too late"), 1.0)
+    assert told.value.retry_after_s == 1.0
+    queue.admit(request("urgent", priority=-1), 1.0)
+    assert queue.ids()[0] == "urgent"
+    assert queue.late(2.4) == []
+    assert queue.late(2.6) == [f"r{number}" for number in range(10, 29)]
+    assert {"in time", "urgent"} <= set(queue.late(3.1))
+
+
+def test_a_line_that_was_empty_for_a_moment_is_no_new_one() -> None:
+    """The pace is that of the time in which somebody waited: four seconds, eight requests."""
+    queue = line(100)
+    for number in range(8):
+        queue.admit(request(f"r{number}"), 10.0 * number)
+        queue.take(f"r{number}", 10.0 * number + 0.5)
+    for number in range(6):
+        queue.admit(request(f"new{number}"), 100.0)
+    assert queue.expected_wait_s(100.0) == pytest.approx(6 * 0.5)
+
+
+def test_who_waited_for_nothing_says_nothing_of_the_pace() -> None:
+    queue = line(100)
+    for number in range(50):
+        queue.admit(request(f"r{number}"), number)
+        queue.take(f"r{number}", number)
+    queue.admit(request("a"), 100.0)
+    assert queue.expected_wait_s(103.0) == pytest.approx(3.0), "nobody has left for three seconds"
+
+
+def test_a_cluster_that_is_slower_than_promised_still_serves_who_need_not_wait() -> None:
+    queue = line(100, slo_ttft_s=1.0)
+    queue.drain.first_token(10, 5.0)
+    queue.admit(request("a"), 0.0)
+    queue.take("a", 0.0)
+    queue.admit(request("b"), 0.0)
+    assert queue.late(0.1) == ["b"]

@@ -52,9 +52,12 @@ class Client:
 class World:
     """One core and its workers. Every effect is carried out at once; messages of workers wait until `deliver`."""
 
-    def __init__(self, workers: list[FakeWorker], seed: int = 0, **settings: int) -> None:
+    def __init__(
+        self, workers: list[FakeWorker], seed: int = 0, /, *, weights: dict[str, float] | None = None, **settings: float
+    ) -> None:
         self.now = 100.0
-        self.core = DispatcherCore(RouterSettings(**settings), TimingSettings(), 77, random.Random(seed))
+        known = RouterSettings.model_validate(settings)
+        self.core = DispatcherCore(known, TimingSettings(), 77, random.Random(seed), weights=weights)
         self.workers = {worker.address: worker for worker in workers}
         self.watching: dict[str, int] = {}  # address -> next sequence
         self.sessions: set[str] = set()
@@ -176,10 +179,10 @@ class World:
         return not running and not any(self.core.gauges().values())
 
 
-def world(prefill: int = 1, decode: int = 1, **settings: int) -> World:
+def world(prefill: int = 1, decode: int = 1, *, weights: dict[str, float] | None = None, **settings: float) -> World:
     workers = [FakeWorker(f"p{i}", "prefill", epoch=1 + 100 * i) for i in range(prefill)]
     workers += [FakeWorker(f"d{i}", "decode", epoch=5001 + 100 * i) for i in range(decode)]
-    made = World(workers, **settings)
+    made = World(workers, 0, weights=weights, **settings)
     made.connect()
     return made
 
