@@ -16,10 +16,12 @@ from schemathesis.checks import CHECKS, CheckContext, CheckFunction
 
 from router.front.http_app import make_app
 from tests.fakes.dispatcher import DEFAULT_LIMITS, FakeDispatcher, say
-from tests.integration.front_door_server import make_front
+from tests.integration.front_door_server import make_front, passing_text
 
 DISPATCHER = FakeDispatcher(say("é🌶 ok"), replace(DEFAULT_LIMITS, max_context=100_000, pool_tokens=200_000))
-SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", make_app(make_front(DISPATCHER), DISPATCHER))
+SCHEMA = schemathesis.openapi.from_asgi(
+    "/openapi.json", make_app(make_front(DISPATCHER, text=passing_text()), DISPATCHER)
+)
 # Replaced by `what_is_allowed_is_served`.
 COARSE = cast("list[CheckFunction]", [CHECKS.get_one("positive_data_acceptance")])
 TOGETHER = re.compile(

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from router.front.http_app import make_app
 from tests.fakes.dispatcher import FakeDispatcher, say
 from tests.integration.bodies_at_random import BODIES, PATHS
-from tests.integration.front_door_server import make_front
+from tests.integration.front_door_server import make_front, passing_text
 from tests.integration.stack import config, stack
 
 FEW = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -22,7 +22,7 @@ JSON = {"content-type": "application/json"}
 
 def test_a_few_bodies_at_random() -> None:
     dispatcher = FakeDispatcher(say("é🌶 ok"))
-    client = TestClient(make_app(make_front(dispatcher), dispatcher))
+    client = TestClient(make_app(make_front(dispatcher, text=passing_text()), dispatcher))
     answers: Counter[int] = Counter()
 
     @FEW
