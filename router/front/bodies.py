@@ -36,10 +36,8 @@ def null_is_empty(value: object) -> object:
     return [] if value is None else value
 
 
-_TEXT = {"type": "string"}
-_IDS = {"type": "array", "items": {"type": "integer"}}
-_STOP = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, {"type": "null"}], "default": None}
-_PROMPT = {"anyOf": [_TEXT, _IDS, {"type": "array", "items": _TEXT}, {"type": "array", "items": _IDS}]}
+_STOP = {"default": None}
+_PROMPT: dict[str, object] = {}  # the types of both are written with their limits, in openapi/limits.py
 
 
 class StreamOptions(Body):

@@ -11,6 +11,7 @@ from cluster.core.config import RouterSettings
 from cluster.core.errors import InvalidRequest, ModelNotFound
 from router.front.ask import Ask, Prompt, TextPrompt, TokenPrompt
 from router.front.messages import ChatPrompt
+from router.front.ranges import BIAS, SEED_MASK, ranges
 from router.front.tokenizer import check_unicode
 from router.requests import Limits, SamplingParams
 
@@ -18,11 +19,6 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300  # as OpenAI allows
 MAX_GRAMMAR_CHARACTERS = 65_536
-MAX_PRIORITY = 1000
-"""A lower `priority` goes first, as with vLLM; 0 is what a request has that says nothing."""
-
-_SEED_MASK = (1 << 64) - 1
-_INT32_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +37,12 @@ def check_model(asked: str, served: str) -> None:
 
 def check_parameters(ask: Ask, settings: RouterSettings) -> None:
     """Everything that needs neither tokenizer nor workers."""
-    _within("temperature", ask.temperature, 0, 2)
-    _within("top_p", ask.top_p, 0, 1)
-    if ask.top_p == 0:
-        raise InvalidRequest("top_p must be above 0", param="top_p")
-    _within("top_k", ask.top_k, -1, _INT32_MAX)
-    _within("n", ask.n, 1, settings.max_n)
+    spelt = {"max_tokens": ask.spelling.max_tokens, "logprobs": ask.spelling.logprobs}
+    for name, allowed in ranges(settings).items():
+        allowed.check(spelt.get(name, name), getattr(ask, name))
     if ask.tools is not None and ask.tools.must:  # the grammar of schema.py is not to be had yet
         message = "tool_choice other than auto and none is not supported yet"
         raise InvalidRequest(message, param="tool_choice", code="unsupported_parameter")
-    _within(ask.spelling.max_tokens, ask.max_tokens, 1, _INT32_MAX)
-    _within(ask.spelling.logprobs, ask.logprobs, 0, settings.max_logprobs)
-    _within("priority", ask.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    _within("seed", ask.seed, -(1 << 63), _SEED_MASK)
     if len(ask.stop) > settings.max_stop_strings:
         raise InvalidRequest(f"at most {settings.max_stop_strings} stop strings are allowed", param="stop")
     for stop in ask.stop:
@@ -68,17 +57,10 @@ def check_parameters(ask: Ask, settings: RouterSettings) -> None:
 
 def _check_rules(ask: Ask) -> None:
     """What earlier tokens have to say about a draw: penalties, bias, min_tokens, grammar."""
-    _within("presence_penalty", ask.presence_penalty, -2, 2)
-    _within("frequency_penalty", ask.frequency_penalty, -2, 2)
-    _within("repetition_penalty", ask.repetition_penalty, 0, 100)
-    if ask.repetition_penalty == 0:
-        raise InvalidRequest("repetition_penalty must be above 0", param="repetition_penalty")
-    _within("min_p", ask.min_p, 0, 1)
-    _within("min_tokens", ask.min_tokens, 0, _INT32_MAX)
     if len(ask.logit_bias) > MAX_LOGIT_BIAS:
         raise InvalidRequest(f"at most {MAX_LOGIT_BIAS} tokens can be biased", param="logit_bias")
     for _, bias in ask.logit_bias:
-        _within("logit_bias", bias, -100, 100)
+        BIAS.check("logit_bias", bias)
     if ask.grammar is not None:
         param = ask.spelling.grammar
         if len(ask.grammar.source) > MAX_GRAMMAR_CHARACTERS:
@@ -160,7 +142,7 @@ def fit(ask: Ask, ids: list[int] | tuple[int, ...], limits: Limits) -> Fit:
 def sampling(ask: Ask, limits: Limits) -> SamplingParams:
     """The sampling of a checked ask. A missing seed is drawn here, once, so that a retry draws the same tokens (I5)."""
     top_k = ask.top_k or 0
-    seed = secrets.randbits(64) if ask.seed is None else ask.seed & _SEED_MASK
+    seed = secrets.randbits(64) if ask.seed is None else ask.seed & SEED_MASK
     return SamplingParams(
         temperature=1.0 if ask.temperature is None else float(ask.temperature),
         top_p=1.0 if ask.top_p is None else float(ask.top_p),
@@ -179,12 +161,6 @@ def sampling(ask: Ask, limits: Limits) -> SamplingParams:
 def _check_ids(ids: list[int] | tuple[int, ...], vocab_size: int, param: str) -> None:
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         raise InvalidRequest(f"{param}: token ids must be 0 to {vocab_size - 1}", param=param)
-
-
-def _within(param: str, value: float | None, low: int, high: int) -> None:
-    """Raises InvalidRequest unless low <= value <= high; NaN is in no range."""
-    if value is not None and not low <= value <= high:
-        raise InvalidRequest(f"{param} must be {low} to {high}", param=param)
 
 
 def _short(name: str) -> str:

@@ -4,6 +4,7 @@ Every error has OpenAI's shape, unknown routes too. /openapi.json is our own doc
 else OpenAI has under /v1 is refused by name, so that nobody takes it for a mistyped address.
 """
 
+from functools import lru_cache
 from importlib.metadata import version
 
 import orjson
@@ -25,6 +26,7 @@ from router.front.http_tokens import token_routes
 from router.front.openai_shapes import Json, model_json
 from router.front.openapi.document import document
 from router.records import Recorder
+from router.requests import Limits
 
 ABSENT = {
     "assistants": "assistants", "audio": "audio", "batches": "batches", "containers": "containers",
@@ -51,13 +53,18 @@ def make_app(front: FrontDoor, recorder: Recorder) -> FastAPI:
     return app
 
 
+def _limits(front: FrontDoor) -> Limits | None:
+    """None: what is known before any worker is must do."""
+    try:
+        return front.dispatcher.limits()
+    except Unavailable:
+        return None
+
+
 def _add_models(app: FastAPI, front: FrontDoor) -> None:
     def served() -> Json:
-        try:
-            max_context: int | None = front.dispatcher.limits().max_context
-        except Unavailable:  # the name is known before any worker is
-            max_context = None
-        return model_json(front.model_name, front.created, max_context)
+        limits = _limits(front)
+        return model_json(front.model_name, front.created, None if limits is None else limits.max_context)
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -70,17 +77,20 @@ def _add_models(app: FastAPI, front: FrontDoor) -> None:
 
 
 def _add_operations(app: FastAPI, front: FrontDoor, recorder: Recorder) -> None:
-    described = orjson.dumps(document(version("headrace"), front.model_name))
+    @lru_cache(maxsize=2)
+    def described(workers: Limits | None) -> bytes:
+        return orjson.dumps(document(version("headrace"), front.model_name, front.settings, workers))
 
     @app.get("/openapi.json")
     async def openapi() -> Response:
-        return Response(described, media_type="application/json")
+        return Response(described(_limits(front)), media_type="application/json")
 
     @app.get("/live")
     async def live() -> Response:
         return _json({"live": True})
 
     @app.get("/ready")
+    @app.get("/health")  # asked by clients made for vLLM before they send anything
     async def ready() -> Response:
         reasons = front.not_ready_reasons()
         if not reasons:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import uvicorn
 from openai import AsyncOpenAI
@@ -13,12 +13,29 @@ from cluster.core.clock import SystemClock
 from cluster.core.config import RouterSettings
 from router.front.auth import Gate
 from router.front.door import FrontDoor
+from router.front.grammar_judge import GrammarJudge
 from router.front.http_app import make_app
 from router.front.metrics import FrontMetrics
 from router.front.model_text import ModelText, load_model_text
+from router.requests import Grammar
 from tests.fakes.dispatcher import FakeDispatcher
 
 MODEL = "tracer"
+
+
+class PassingJudge(GrammarJudge):
+    """For clients in process that give each request an event loop of its own: its process ends with the request."""
+
+    async def check(self, grammar: Grammar, param: str) -> None:
+        try:
+            await super().check(grammar, param)
+        finally:
+            await self.close()
+
+
+def passing_text() -> ModelText:
+    """The tracer's text, with a judge for event loops that pass."""
+    return replace(load_model_text(None), grammars=PassingJudge(()))
 
 
 class _Server(uvicorn.Server):

@@ -5,15 +5,18 @@ The endpoints are plain ASGI, so nothing is derived from them: this file says wh
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import TypeAdapter
 
+from cluster.core.config import RouterSettings
 from router.front.auth import OPEN
 from router.front.bodies import ChatBody, CompletionBody
 from router.front.http_tokens import DetokenizeBody, TokenizeBody
 from router.front.openai_shapes import Json
 from router.front.openapi import answers
+from router.front.openapi.limits import Schema, limit
+from router.requests import Limits
 
 Schemas = dict[str, dict[str, dict[str, object]]]
 """Name -> schema; of those here only objects with properties are looked into."""
@@ -54,6 +57,7 @@ OPERATIONS = (
     Operation("get", "/v1/models/{model}", "A model", answers.Model, parameters=("model",), statuses=_NO_MODEL),
     Operation("get", "/live", "Whether the router runs", answers.Live),
     Operation("get", "/ready", "Whether a request would be taken", answers.Ready),
+    Operation("get", "/health", "The same, under the name that vLLM's clients ask for", answers.Ready),
     Operation("get", "/metrics", "For Prometheus", "text/plain"),
     Operation("get", "/status", "Workers, queue and gauges", dict[str, object]),
 )  # fmt: skip
@@ -70,7 +74,7 @@ _BODY_STATUSES = {
 }
 
 
-def document(version: str, model: str) -> Json:
+def document(version: str, model: str, settings: RouterSettings, workers: Limits | None) -> Json:
     """The whole document. `model`: the one that is served, which is the only one that a body may name."""
     schemas: Schemas = {}
     paths: dict[str, dict[str, object]] = {}
@@ -78,6 +82,7 @@ def document(version: str, model: str) -> Json:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, schemas)
     for name in (kind.__name__ for kind in (ChatBody, CompletionBody)):
         schemas[name]["properties"]["model"] = {"const": model}
+        limit(cast("dict[str, Schema]", schemas[name]["properties"]), settings, workers)
     for name in (kind.__name__ for kind in (TokenizeBody, DetokenizeBody)):
         schemas[name]["properties"]["model"] = {"enum": [model, None]}
     return {
@@ -104,7 +109,7 @@ def _operation(operation: Operation, schemas: Schemas) -> Json:
         statuses |= _KEY_STATUSES
     success = _success(operation, schemas)
     errors = {str(status): _error(text, schemas) for status, text in sorted(statuses.items())}
-    if operation.path == "/ready":
+    if operation.answer is answers.Ready:
         errors["503"] = {"description": "no request would be taken", "content": success["content"]}
     described["responses"] = {"200": success, **errors}
     return described
@@ -115,7 +120,7 @@ def _success(operation: Operation, schemas: Schemas) -> Json:
         return {"description": "as asked", "content": {operation.answer: {"schema": {"type": "string"}}}}
     content: Json = {"application/json": {"schema": _schema(operation.answer, "answer", schemas)}}
     if operation.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}  # OpenAPI 3.1 has no words for events
     return {"description": "as asked", "content": content}
 
 
