@@ -3,6 +3,7 @@
 import pytest
 
 from cluster.core.keys import KeyChain, root_key
+from router import drain
 from tests.fakes.books import weight
 from tests.unit.router_core.fakes import BLOCK, Faults, expected, request
 from tests.unit.router_core.world import submits, world
