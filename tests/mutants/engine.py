@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 BLOCKS = "tests/unit/engine/test_blocks.py"
 SCHEDULER = "tests/unit/engine/test_scheduler.py"
 SAMPLER = "tests/unit/engine_process/test_sampler.py"
+RULES = "tests/unit/workers/test_rules_on_every_path.py"
 MATRIX = "tests/unit/workers/test_tracer_matrix.py"
 
 MUTANTS = (
@@ -120,6 +121,20 @@ MUTANTS = (
         "key = mix((key ^ index) + GOLDEN)",
         "key = mix(key + GOLDEN)",
         f"{SAMPLER}::test_seed_index_and_position_each_matter",
+    ),
+    Mutant(
+        "begin a fold behind its history",
+        "engine/rules.py",
+        "self.follow(rules.prompt_tokens, history[rules.prompt_tokens :])",
+        "self._length = len(history)",
+        f"{RULES}::test_grammar_and_penalties_go_on_from_history[split-1-schema]",
+    ),
+    Mutant(
+        "count what was written once more when it is run again",
+        "engine/rules.py",
+        "new = tokens[self._length - start :]",
+        "new = tokens",
+        "tests/unit/engine_process/test_rules.py::test_equals_the_definition_wherever_the_fold_begins",
     ),
     Mutant(
         "off by one: draw with the noise of the position before",
