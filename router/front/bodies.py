@@ -16,7 +16,9 @@ from cluster.core.errors import InvalidRequest
 from router.front.ask import Ask, Prompt, Spelling, TextPrompt, TokenPrompt
 from router.front.chat_bodies import MAX_TOOLS, Body, ChatMessage, ToolBody, ToolChoice, chat_prompt, tool_use
 from router.front.rules_body import RulesBody
+from router.front.tools.schema import demanded
 from router.front.unsupported import refuse_unsupported
+from router.requests import Grammar
 
 MAX_PROMPTS = 256
 
@@ -142,7 +144,13 @@ class ChatBody(InferenceBody):
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         use = tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
         prompt = chat_prompt(self, () if use is None else use.tools)
-        return [replace(self._common(prompt, spelling, older if newer is None else newer, logprobs), tools=use)]
+        ask = replace(self._common(prompt, spelling, older if newer is None else newer, logprobs), tools=use)
+        if use is None or (schema := demanded(use)) is None:
+            return [ask]
+        if ask.grammar is not None:
+            message = f"tool_choice demands a call, and {ask.spelling.grammar} says what the answer must look like"
+            raise InvalidRequest(message, param=ask.spelling.grammar)
+        return [replace(ask, grammar=Grammar("json_schema", schema), spelling=replace(ask.spelling, grammar="tools"))]
 
 
 class CompletionBody(InferenceBody):

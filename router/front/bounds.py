@@ -40,9 +40,6 @@ def check_parameters(ask: Ask, settings: RouterSettings) -> None:
     spelt = {"max_tokens": ask.spelling.max_tokens, "logprobs": ask.spelling.logprobs}
     for name, allowed in ranges(settings).items():
         allowed.check(spelt.get(name, name), getattr(ask, name))
-    if ask.tools is not None and ask.tools.must:  # the grammar of schema.py is not to be had yet
-        message = "tool_choice other than auto and none is not supported yet"
-        raise InvalidRequest(message, param="tool_choice", code="unsupported_parameter")
     if len(ask.stop) > settings.max_stop_strings:
         raise InvalidRequest(f"at most {settings.max_stop_strings} stop strings are allowed", param="stop")
     for stop in ask.stop:

@@ -4,9 +4,13 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import pydantic
 import pytest
+from openai import AsyncOpenAI, pydantic_function_tool
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolChoiceOptionParam
 
 from cluster.core.grammar import GrammarMatcher, tracer_vocabulary
 from cluster.rpc import channel
@@ -141,3 +145,45 @@ async def test_streams_go_on_right_beside_bombs(running: Stack) -> None:
     assert [outcome.end for outcome in outcomes] == [End.OK] * len(streams)
     assert {answer.status for answer in answers} <= {200, 400}
     await running.quiet()
+
+
+class Size(pydantic.BaseModel):
+    """Pick a size."""
+
+    kind: Literal["small", "large"]
+    count: Annotated[int, pydantic.Field(ge=0, le=9)]
+
+
+@pytest.fixture
+def roomy(tmp_path: Path) -> Iterator[Stack]:
+    """Tools in words of single bytes take some hundred tokens."""
+    pools = {role: {"replicas": 1, "pool_tokens": 4096} for role in ("prefill", "decode")}
+    engine, tracer = {"max_context": 2048}, {"vocab_size": SPEC.vocab_size, "max_context": 2048}
+    handoff = {"admission_window_tokens": 4096}
+    with stack(config(pools=pools, engine={**engine, "tracer": tracer}, handoff=handoff), tmp_path) as cluster:
+        yield cluster
+
+
+async def test_the_clients_own_helpers_for_structures_and_demanded_calls(roomy: Stack) -> None:
+    async with AsyncOpenAI(base_url=f"{roomy.url}/v1", api_key="none", max_retries=0) as client:
+        messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "pick one"}]
+        parsed = await client.chat.completions.parse(model=MODEL, messages=messages, response_format=Size, seed=1)
+        assert isinstance(parsed.choices[0].message.parsed, Size)
+        tool = pydantic_function_tool(Size, name="pick")
+        choices: tuple[ChatCompletionToolChoiceOptionParam, ...] = (
+            "required",
+            {"type": "function", "function": {"name": "pick"}},
+        )
+        for choice in choices:
+            called = await client.chat.completions.parse(
+                model=MODEL, messages=messages, tools=[tool], tool_choice=choice, parallel_tool_calls=False, seed=2
+            )
+            (call,) = called.choices[0].message.tool_calls or []
+            assert isinstance(call.function.parsed_arguments, Size)
+            assert (call.function.name, called.choices[0].finish_reason) == ("pick", "tool_calls")
+            async with client.chat.completions.stream(
+                model=MODEL, messages=messages, tools=[tool], tool_choice=choice, parallel_tool_calls=False, seed=2
+            ) as stream:
+                streamed = await stream.get_final_completion()
+            (same,) = streamed.choices[0].message.tool_calls or []
+            assert same.function.arguments == call.function.arguments

@@ -17,17 +17,20 @@ def demanded(use: ToolUse) -> str | None:
     schema: dict[str, object] = {
         "type": "array",
         "minItems": 1,
-        "items": {"anyOf": [_call(tool) for tool in use.tools]},
+        "items": {"anyOf": [_call(tool, f"#/$defs/{number}") for number, tool in enumerate(use.tools)]},
+        "$defs": {
+            str(number): _within(_parameters(tool), f"#/$defs/{number}") for number, tool in enumerate(use.tools)
+        },
     }
     if not use.parallel:
         schema["maxItems"] = 1
     return json.dumps(schema)
 
 
-def _call(tool: Tool) -> dict[str, object]:
+def _call(tool: Tool, arguments: str) -> dict[str, object]:
     return {
         "type": "object",
-        "properties": {"name": {"const": tool.name}, "arguments": _parameters(tool)},
+        "properties": {"name": {"const": tool.name}, "arguments": {"$ref": arguments}},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
@@ -36,3 +39,16 @@ def _call(tool: Tool) -> dict[str, object]:
 def _parameters(tool: Tool) -> dict[str, object]:
     """A function without a schema takes an object of anything."""
     return tool.parameters or {"type": "object"}
+
+
+def _within(schema: object, place: str) -> object:
+    """A schema that was a document, now at `place` in another: what it refers to within itself has moved with it."""
+    if isinstance(schema, list):
+        return [_within(part, place) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {name: _within(part, place) for name, part in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved
