@@ -116,6 +116,7 @@ BAD_SUBMITS: dict[str, dict[str, Any]] = {
     "100,000 samples": {"samples": [SampleState()] * 100_000},
     "history of nonsense": {"samples": [SampleState(emitted=[-1])]},
     "history of a million": {"samples": [SampleState(emitted=[1] * 1_000_000)]},
+    "a stop id that no token has": {"stop_token_ids": [-1]},
     "temperature NaN": {"sampling": Sampling(temperature=NAN, top_p=1.0)},
     "deadline NaN": {"deadline_s": NAN},
     "waited for ever": {"waited_s": float("inf")},
@@ -132,7 +133,7 @@ async def test_submits_that_nobody_can_serve(running: Stack) -> None:
 
 
 async def test_odd_submits_are_served(running: Stack) -> None:
-    """What is odd but harmless changes no token: prefill workers that cannot be, stop ids that no token has."""
+    """What is odd but harmless changes no token: prefill workers that cannot be, numbers below 0."""
     addresses = [
         WorkerAddress(worker="", address=""),
         WorkerAddress(worker="x", address="nonsense"),
@@ -144,7 +145,7 @@ async def test_odd_submits_are_served(running: Stack) -> None:
     async with stream(running, "decode-0", "Session") as call:
         await call.write(FromRouter(hello=RouterHello(epoch=new_epoch(), session=1)))
         odd: list[dict[str, Any]] = [
-            {"stop_token_ids": [-1, 2**31 - 1], "local_max_tokens": -5, "preemptions": -3},
+            {"local_max_tokens": -5, "preemptions": -3},
             {"preemptions": 2**31 - 1, "salt": b"x" * 100_000},
             *({"prefill": [address]} for address in addresses),
             {"prefill": addresses * 1000},

@@ -22,6 +22,7 @@ class Door(Stack):
 
     def __init__(self, url: str) -> None:
         self._url = url
+        self._headers = {}
 
     @property
     def url(self) -> str:

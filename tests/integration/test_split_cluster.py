@@ -82,10 +82,11 @@ async def test_several_prompts_are_answered_as_each_alone_and_leave_together(run
 async def test_cached_tokens_are_those_nobody_computed(running: Stack) -> None:
     """A prompt that was never seen is not cached, however much of it was transferred (FAULTS C32)."""
     ask = {**Ask(tuple(range(200, 290)), 4).body(), "stream": False, "stream_options": None}
-    answers = [await running.post(PATH, ask) for _ in range(2)]
+    answers = [await running.post(PATH, ask) for _ in range(3)]  # on two prefill workers: one of them twice
     cached = [answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
     assert int(answers[0].headers["x-headrace-kv-bytes"]) > 0
-    assert cached == [0, 90 // BLOCK * BLOCK]
+    assert cached[0] == 0
+    assert set(cached[1:]) - {0} == {90 // BLOCK * BLOCK}
 
 
 @pytest.mark.verify
