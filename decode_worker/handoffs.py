@@ -6,7 +6,7 @@
     4. CopyDone      compare; right blocks are verified and, in order, published; wrong ones are rechecked
     5. First         the first token goes out at once
     6. settled       every block verified and every first token known -> decode; or the rest is computed here
-Nothing here waits: a hand-off that stops making progress is moved on by `tick`.
+Nothing waits here: `tick` moves on what makes no progress.
 """
 
 from collections.abc import Callable
@@ -107,6 +107,7 @@ class HandOffs:
                 self._next_holder(transfer, "read timed out", now)
             elif now - transfer.progress_at > max(limits.offer_timeout_s, 3 * transfer.eta) and self._starved(transfer):
                 self._next_holder(transfer, "no offer in time", now)
+        self._post_reads(now)  # reads that were given up leave room for others
 
     def slept(self, seconds: float) -> None:
         """Nobody heard anybody for so long: holders and reads get that time back."""
@@ -260,10 +261,7 @@ class HandOffs:
         return transfer if transfer is not None and transfer.peer is peer else None
 
     def _starved(self, transfer: Transfer) -> bool:
-        """It is the holder's turn: nothing that it offered waits for our own reads, copies or slots.
-
-        Slots that wait for its own reads to end are its turn too.
-        """
+        """It is the holder's turn: what it offered waits for no read, copy or slot of ours, or for its hung reads."""
         if transfer.handoff.reads or transfer.peer is None:
             return False
         return not transfer.handoff.next_range(1) or self._state.staging.stuck(transfer.peer.name)

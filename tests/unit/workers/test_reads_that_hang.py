@@ -45,6 +45,21 @@ def test_a_hand_off_under_way_leaves_a_holder_whose_reads_hold_all_slots() -> No
     assert world.answers[second].tokens[0] == expected(IDS[1:], 20)
 
 
+def test_who_waits_for_a_slot_gets_it_when_a_read_is_given_up() -> None:
+    """Two hand-offs share one slot; the read of one hangs. The other went on only when something else happened."""
+    world = one_slot_world()
+    hangs = world.submit(IDS, 20, ignore_eos=True, prefill=["prefill-0"])
+    run_until(world, ">decode-0:wire")
+    world.queues[">decode-0:wire"].clear()
+    waits = world.submit(IDS[1:], 20, ignore_eos=True, prefill=["prefill-1"])
+    world.run(check=True)
+    assert not world.answers[waits].ends
+    world.wait(config().handoff.read_timeout_s + 0.5)
+    assert world.answers[waits].tokens[0] == expected(IDS[1:], 20)
+    assert world.answers[hangs].tokens[0] == expected(IDS, 20)
+    assert counters(world)["handoffs"] == 1, "what waited came over; what hung was computed here"
+
+
 def test_the_holder_is_asked_to_poll_until_a_read_that_was_given_up_has_ended() -> None:
     """Over TCP nothing lands until the holder polls; after a cancel it had no job, and the slot stayed set aside."""
     world = one_slot_world()
