@@ -12,7 +12,7 @@ from router.fairness import length_class
 _WINDOW_S = 30.0
 _REMEMBERED = 256  # departures
 _ENOUGH = 8  # departures to know the pace by
-_SOON_S = 1.0  # before that and with fewer departures nothing can be said
+_SOON_S = 0.5  # before that and with fewer departures nothing can be said
 _MEMORY = 0.1  # share of the newest value in a running mean
 
 Departure = tuple[float, float]  # when, in busy seconds, and its work

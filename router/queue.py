@@ -32,7 +32,7 @@ SHARE = 4.0
 Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches" (1998): nobody is pushed out,
 and there is always some room for who has nothing in line yet.
 """
-MARGIN = 0.75
+MARGIN = 0.65
 """Who would have to wait for more than this part of what the SLO leaves is refused: an estimate is a mean, so without a
 margin half of those who just get in would be told later, after waiting (benchmarks/overload.py: one in five)."""
 _RETRY_UNKNOWN_S = 5.0
