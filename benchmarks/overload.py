@@ -53,7 +53,7 @@ SETTINGS = (
     "router.grpc_port=0",
     "log_level=warning",
 )
-TOGETHER = 24
+TOGETHER = 32
 LOOK_S = 0.25
 READY_S = 120.0
 MB = 1e6
@@ -135,9 +135,13 @@ class Overload:
         """Requests per second while always some wait."""
         asks = draw(random.Random("capacity"), [0.0] * requests)
         await closed_loop(self._client, asks[:TOGETHER], TOGETHER)  # warm
-        began = self._clock.now()
         load = await closed_loop(self._client, asks, TOGETHER)
-        return sum(t.ok for t in load.timelines) / (self._clock.now() - began)
+        ends = sorted(t.ended for t in load.timelines if t.ok)
+        first, last = (
+            len(ends) // 4,
+            3 * len(ends) // 4,
+        )  # neither the first ones, which all begin at once, nor the rest
+        return (last - first) / (ends[last] - ends[first])
 
     async def at(self, times: float, rate: float, seconds: float, slo_s: float) -> Point:
         """One open loop, and quiet afterwards."""
@@ -158,7 +162,9 @@ class Overload:
             await asyncio.sleep(LOOK_S)
 
 
-async def measure(seconds: float, slo_s: float, settings: Sequence[str], clock: Clock) -> tuple[float, list[Point]]:
+async def measure(
+    seconds: float, slo_s: float, loads: Sequence[float], settings: Sequence[str], clock: Clock
+) -> tuple[float, list[Point]]:
     """Capacity, and a point for each load. Raises Unavailable, ConfigError."""
     config = load_config(None, [*SETTINGS, f"router.slo_ttft_s={slo_s}", *settings])
     with tempfile.TemporaryDirectory() as folder, LocalCluster(config, Path(folder)) as cluster:
@@ -167,7 +173,7 @@ async def measure(seconds: float, slo_s: float, settings: Sequence[str], clock: 
             await wait_serving(Setup("overload", cluster), client, clock)
             run = Overload(cluster, client, clock)
             capacity = await run.capacity(round(seconds * 4))
-            return capacity, [await run.at(times, times * capacity, seconds, slo_s) for times in TIMES]
+            return capacity, [await run.at(times, times * capacity, seconds, slo_s) for times in loads]
 
 
 def markdown(capacity: float, slo_s: float, points: Sequence[Point], machine: dict[str, str]) -> str:
@@ -194,6 +200,7 @@ def main() -> int:
     """Returns the exit code: 0, or 1 when it could not be run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overload", description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=30.0, help="of each load")
+    parser.add_argument("--loads", type=float, nargs="+", default=TIMES, help="in parts of the capacity")
     parser.add_argument("--slo", type=float, default=2.0, help="seconds to the first token")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
@@ -201,7 +208,7 @@ def main() -> int:
     clock = SystemClock()
     machine = describe_machine(clock, shlex.join(["python", "-m", "benchmarks.overload", *sys.argv[1:]]))
     try:
-        capacity, points = uvloop.run(measure(options.seconds, options.slo, options.set, clock))
+        capacity, points = uvloop.run(measure(options.seconds, options.slo, options.loads, options.set, clock))
     except HeadraceError as error:
         print(f"the benchmark could not be run: {error}", file=sys.stderr)
         return 1

@@ -165,7 +165,7 @@ class DispatcherCore:
         if follow is None or follow.samples[index].finished:
             return []
         follow.sample_ended(follow.samples[index], now)
-        self._books.queue.drain.answered(len(follow.samples[index].emitted))
+        self._books.queue.answers.answered(len(follow.samples[index].emitted))
         if follow.attempt is not None:
             stop = pb.StopSeq(attempt=follow.attempt.id, index=index)
             self._endings.send(follow.attempt.address, pb.FromRouter(stop_seq=stop))

@@ -1,8 +1,8 @@
 """What admission knows of the recent past, to say how long a new request would take (DESIGN §4.3). Pure.
 
-Three things are measured: how much work leaves the waiting line per second while somebody waits, how long answers are,
-and how long it takes from a place to the first token, for prompts of each class of length. Nothing is guessed: what has
-not been seen yet is None, or 0.
+Three things are measured: how much work leaves a line per second while somebody waits in it (`Pace`), how long answers
+are, and how long it takes from a place to the first token, for prompts of each class of length (`Answers`). Nothing is
+guessed: what has not been seen yet is None, or 0.
 """
 
 from collections import deque
@@ -12,21 +12,19 @@ from router.fairness import length_class
 _WINDOW_S = 30.0
 _REMEMBERED = 256  # departures
 _ENOUGH = 8  # departures to know the pace by
-_SOON_S = 2.0  # before that and with fewer departures nothing can be said
+_SOON_S = 0.5  # before that and with fewer departures nothing can be said
 _MEMORY = 0.1  # share of the newest value in a running mean
 
 Departure = tuple[float, float]  # when, in busy seconds, and its work
 
 
-class Drain:
-    """Rates of one router's waiting line. `now` is monotonic seconds."""
+class Pace:
+    """How much work leaves a line per second, while somebody waits in it. `now` is monotonic seconds."""
 
     def __init__(self) -> None:
         self._busy_s = 0.0
         self._busy_since: float | None = None
         self._departures: deque[Departure] = deque(maxlen=_REMEMBERED)
-        self._answer_tokens: float | None = None
-        self._first_token_s: dict[int, float] = {}
 
     def began(self, now: float) -> None:
         """The line was empty and is not any more."""
@@ -38,7 +36,7 @@ class Drain:
         self._busy_since = None
 
     def departed(self, work: float, now: float) -> Departure:
-        """A request that had to wait left the line for a worker."""
+        """A request that had to wait left the line for a worker, while the line was not empty."""
         departure = (self._busy(now), work)
         self._departures.append(departure)
         return departure
@@ -65,13 +63,25 @@ class Drain:
             return None
         return work * (busy - since) / (done + typical if few else done)
 
+    def _busy(self, now: float) -> float:
+        """Seconds in which somebody waited, in all."""
+        return self._busy_s + (0.0 if self._busy_since is None else now - self._busy_since)
+
+
+class Answers:
+    """How long answers are, and how soon they begin."""
+
+    def __init__(self) -> None:
+        self._tokens: float | None = None
+        self._first_token_s: dict[int, float] = {}
+
     def answered(self, tokens: int) -> None:
         """A sample has ended by itself, with so many tokens."""
-        self._answer_tokens = _mean(self._answer_tokens, tokens)
+        self._tokens = _mean(self._tokens, tokens)
 
     def answer_tokens(self, most: int) -> float:
         """How long an answer of at most `most` tokens will probably be."""
-        return most if self._answer_tokens is None else min(most, self._answer_tokens)
+        return most if self._tokens is None else min(most, self._tokens)
 
     def first_token(self, prompt_tokens: int, seconds: float) -> None:
         """A request had its first token so long after it was placed."""
@@ -81,10 +91,6 @@ class Drain:
     def first_token_s(self, prompt_tokens: int) -> float:
         """From a place to the first token, for such a prompt; 0 while none was seen."""
         return self._first_token_s.get(length_class(prompt_tokens), 0.0)
-
-    def _busy(self, now: float) -> float:
-        """Seconds in which somebody waited, in all."""
-        return self._busy_s + (0.0 if self._busy_since is None else now - self._busy_since)
 
 
 def _mean(before: float | None, value: float) -> float:

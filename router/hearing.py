@@ -125,9 +125,9 @@ class Hearing:
         queue, request = self._books.queue, follow.request
         queue.written(follow.entry, follow.written)
         if follow.tries.number == 1 and follow.written == len(event.ids) > 0 and follow.attempt is not None:
-            queue.drain.first_token(len(request.prompt), now - follow.attempt.submitted)
+            queue.answers.first_token(len(request.prompt), now - follow.attempt.submitted)
         if event.end is not None:
-            queue.drain.answered(len(follow.samples[event.index].emitted))
+            queue.answers.answered(len(follow.samples[event.index].emitted))
 
     def _on_no_prefill(self, worker: WorkerView, message: pb.NoPrefill, now: float) -> None:
         """Everything is released there. The prefill workers asked are left alone for a while."""

@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 
 from cluster.core.errors import IntegrityError
-from router.drain import Departure
+from router.drain import Departure, Pace
 from router.fairness import Counters
 
 
@@ -38,7 +38,7 @@ class Entry:
     not_before: float = 0.0
     blocked_since: float | None = None
     late_after: float | None = None
-    departure: Departure | None = None
+    departures: tuple[Departure, Departure] | None = None  # from the whole line, and from that of its class
 
     @property
     def order(self) -> tuple[int, int]:
@@ -47,10 +47,11 @@ class Entry:
 
 
 class Lane:
-    """What waits of one tenant: a sorted line for each class of length."""
+    """What waits of one tenant: a sorted line for each class of length, and how fast each drains."""
 
     def __init__(self) -> None:
         self.lines: dict[int, list[Entry]] = defaultdict(list)
+        self.paces: dict[int, Pace] = defaultdict(Pace)
         self.counters: Counters[int] = Counters()
         self.requests = 0
         self.tokens = 0
@@ -60,18 +61,31 @@ class Lane:
         """The classes of length of which something waits."""
         return [length for length, line in self.lines.items() if line]
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Entry, now: float) -> None:
+        if not self.lines[entry.length]:
+            self.paces[entry.length].began(now)
         insort(self.lines[entry.length], entry, key=lambda e: e.order)
         self._count(entry, 1)
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: Entry, now: float) -> None:
         """Raises IntegrityError when it is not where it should be."""
         line = self.lines[entry.length]
         at = bisect_left(line, entry.order, key=lambda e: e.order)
         if at == len(line) or line[at] is not entry:
             raise IntegrityError(f"request {entry.request_id} is not where it should wait")
         del line[at]
+        if not line:
+            self.paces[entry.length].ended(now)
         self._count(entry, -1)
+
+    def wait_s(self, priority: int, length: int, work: float, now: float) -> float | None:
+        """How long until this much more work of a class has left at the pace of its line; None while that is unknown.
+
+        This knows what `ahead` cannot: that others will come meanwhile and go before it.
+        """
+        before = [entry.work for entry in self.lines[length] if entry.priority <= priority]
+        all_of_it = sum(before) + work
+        return self.paces[length].wait_s(all_of_it, all_of_it / (len(before) + 1), now)
 
     def in_order(self) -> Iterator[Entry]:
         """Its entries in the order in which they would be served."""
@@ -119,28 +133,28 @@ class Lanes:
     def weight(self, tenant: str) -> float:
         return self._counters.weight(tenant)
 
-    def arrive(self, entry: Entry) -> None:
+    def arrive(self, entry: Entry, now: float) -> None:
         """A new request."""
         lane = self._lanes[entry.tenant]
         if not lane.requests:
             self._counters.arrive(entry.tenant, self._waiting())
         if not lane.lines[entry.length]:
             lane.counters.arrive(entry.length, lane.waiting())
-        lane.add(entry)
+        lane.add(entry, now)
 
-    def put_back(self, entry: Entry) -> None:
+    def put_back(self, entry: Entry, now: float) -> None:
         """One that was served: what it was charged without being given anything is given back."""
         if entry.returning:
             insort(self.returning, entry, key=lambda e: e.arrival)
             return
         self.charge(entry, 0.0)
-        self._lanes[entry.tenant].add(entry)
+        self._lanes[entry.tenant].add(entry, now)
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: Entry, now: float) -> None:
         if entry.returning:
             self.returning.remove(entry)
         else:
-            self._lanes[entry.tenant].remove(entry)
+            self._lanes[entry.tenant].remove(entry, now)
 
     def serve(self, entry: Entry) -> None:
         """It is given a place: from now on its tenant is charged for it."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from cluster.core.errors import IntegrityError, Overloaded
-from router.drain import Drain
+from router.drain import Answers, Pace
 from router.fairness import length_class, work_of
 from router.lanes import Entry, Lanes
 from router.requests import Request
@@ -32,6 +32,9 @@ SHARE = 4.0
 Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches" (1998): nobody is pushed out,
 and there is always some room for who has nothing in line yet.
 """
+MARGIN = 0.65
+"""Who would have to wait for more than this part of what the SLO leaves is refused: an estimate is a mean, so without a
+margin half of those who just get in would be told later, after waiting (benchmarks/overload.py: one in five)."""
 _RETRY_UNKNOWN_S = 5.0
 _RETRY_MAX_S = 60.0
 
@@ -50,7 +53,8 @@ class AdmissionQueue:
     """The waiting line. Beyond its bounds it holds only requests that come back."""
 
     def __init__(self, bounds: LineBounds) -> None:
-        self.drain = Drain()
+        self.answers = Answers()
+        self._pace = Pace()
         self._bounds = bounds
         self._lanes = Lanes(dict(bounds.weights))
         self._by_id: dict[str, Entry] = {}
@@ -90,7 +94,7 @@ class AdmissionQueue:
         """Take a place for a new request. Raises Overloaded when there is none in time."""
         prompt = len(request.prompt)
         self.check_room(request.tenant, now, prompt)
-        work = work_of(prompt, request.n * self.drain.answer_tokens(request.max_tokens))
+        work = work_of(prompt, request.n * self.answers.answer_tokens(request.max_tokens))
         self._check_time(request, work, now)
         self._arrivals += 1
         entry = Entry(
@@ -103,26 +107,27 @@ class AdmissionQueue:
             length=length_class(prompt),
             work=work,
         )
-        if self._bounds.slo_ttft_s is not None:
-            entry.late_after = now + self._patience_s(request)
+        if (slo := self._bounds.slo_ttft_s) is not None:
+            entry.late_after = now + self._left_s(request, slo)
         self._insert(entry, now)
-        self._lanes.arrive(entry)
+        self._lanes.arrive(entry, now)
         return entry
 
     def hopeless(self, request: Request, now: float) -> Overloaded | None:
         """For a request that found nobody waiting and no room either: what to say when room will come too late."""
         entry = self._by_id.get(request.request_id)
-        return None if entry is None else self._too_long(request, entry.work, now)
+        return None if entry is None else self._too_long(request, self._wait_s(entry.work, now))
 
     def put_back(self, entry: Entry, now: float, *, returning: bool, not_before: float) -> None:
         """A place again for an admitted request: in front of new work when `returning`, else where it was."""
         self._insert(entry, now)
-        if not returning and entry.departure is not None:
-            self.drain.came_back(entry.departure)
+        if not returning and entry.departures is not None:
+            self._pace.came_back(entry.departures[0])
+            self._lanes.of(entry.tenant).paces[entry.length].came_back(entry.departures[1])
         entry.since = now
         entry.returning = returning
         entry.not_before = not_before
-        self._lanes.put_back(entry)
+        self._lanes.put_back(entry, now)
 
     def scan(self) -> list[Entry]:
         """The entries to try now, in order."""
@@ -132,7 +137,10 @@ class AdmissionQueue:
         """The request has been placed: its tenant is charged for it."""
         entry = self._by_id[request_id]
         self._lanes.serve(entry)
-        entry.departure = self.drain.departed(entry.work, now) if now > entry.since else None
+        entry.departures = None
+        if now > entry.since:
+            own = self._lanes.of(entry.tenant).paces[entry.length]
+            entry.departures = self._pace.departed(entry.work, now), own.departed(entry.work, now)
         self._remove(entry, now)
 
     def drop(self, request_id: str, now: float) -> None:
@@ -184,40 +192,48 @@ class AdmissionQueue:
 
     def _check_time(self, request: Request, work: float, now: float) -> None:
         """Raises Overloaded when it would wait for too long. Where nobody waits there may be room: see `hopeless`."""
-        if not self._by_id or self._too_long(request, self._work + work, now) is None:
+        if not self._by_id:
             return
-        ahead = self._lanes.ahead(request.tenant, request.priority, length_class(len(request.prompt)), work)
-        if (refusal := self._too_long(request, ahead, now)) is not None:
+        where = request.priority, length_class(len(request.prompt))
+        wait = self._lanes.of(request.tenant).wait_s(*where, work, now)
+        if self._too_long(request, self._wait_s(self._work + work, now)) is not None:
+            ahead = self._wait_s(self._lanes.ahead(request.tenant, *where, work), now) or 0.0
+            wait = ahead if wait is None else max(wait, ahead)
+        if (refusal := self._too_long(request, wait)) is not None:
             raise refusal
 
-    def _too_long(self, request: Request, work: float, now: float) -> Overloaded | None:
-        """What to say when the request's deadline or the SLO would pass while this much work leaves the line."""
-        wait = self._wait_s(work, now)
-        if wait is None or wait <= self._patience_s(request):
+    def _too_long(self, request: Request, wait: float | None) -> Overloaded | None:
+        """What to say when the request's deadline or the SLO would pass in this time."""
+        patience = self._patience_s(request)
+        if wait is None or wait <= patience:
             return None
         slo, deadline, first_s = self._bounds.slo_ttft_s, request.deadline_s, self._first_s(request)
         if slo is None or wait > deadline:
             message = f"a place would come in about {wait:.0f} s, after the deadline of {deadline:.0f} s"
             return Overloaded(message, retry_after_s=_hint(wait - deadline))
         message = f"the first token would come in about {wait + first_s:.1f} s; {slo:g} s are promised here"
-        return Overloaded(message, retry_after_s=_hint(wait - self._patience_s(request)))
+        return Overloaded(message, retry_after_s=_hint(wait - patience))
 
     def _patience_s(self, request: Request) -> float:
-        """How long it may wait."""
+        """How long it may be expected to wait."""
         slo = self._bounds.slo_ttft_s
-        return request.deadline_s if slo is None else min(request.deadline_s, max(0.0, slo - self._first_s(request)))
+        return request.deadline_s if slo is None else min(request.deadline_s, MARGIN * self._left_s(request, slo))
+
+    def _left_s(self, request: Request, slo_s: float) -> float:
+        """What of the SLO is left for waiting."""
+        return max(0.0, slo_s - self._first_s(request))
 
     def _first_s(self, request: Request) -> float:
-        return self.drain.first_token_s(len(request.prompt))
+        return self.answers.first_token_s(len(request.prompt))
 
     def _wait_s(self, work: float, now: float) -> float | None:
-        return self.drain.wait_s(work, self._work / max(1, len(self._by_id)), now)
+        return self._pace.wait_s(work, self._work / max(1, len(self._by_id)), now)
 
     def _insert(self, entry: Entry, now: float) -> None:
         if entry.request_id in self._by_id:
             raise IntegrityError(f"request {entry.request_id} waits twice")
         if not self._by_id:
-            self.drain.began(now)
+            self._pace.began(now)
         self._by_id[entry.request_id] = entry
         self._tokens += entry.prompt_tokens
         self._work += entry.work
@@ -226,9 +242,9 @@ class AdmissionQueue:
         del self._by_id[entry.request_id]
         self._tokens -= entry.prompt_tokens
         self._work = self._work - entry.work if self._by_id else 0.0  # no rounding is carried along
-        self._lanes.remove(entry)
+        self._lanes.remove(entry, now)
         if not self._by_id:
-            self.drain.ended(now)
+            self._pace.ended(now)
 
 
 def _missed(entry: Entry, now: float) -> bool:

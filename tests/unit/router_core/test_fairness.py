@@ -45,7 +45,7 @@ class Server:
         for written in (output // 2, output):
             self.queue.written(entry, written)
         self.queue.settle(entry, output)
-        self.queue.drain.answered(output)
+        self.queue.answers.answered(output)
         work = work_of(entry.prompt_tokens, output)
         self.given[entry.tenant] = self.given.get(entry.tenant, 0.0) + work
         self.served.append((entry.tenant, entry.prompt_tokens))
