@@ -1,7 +1,6 @@
 """`python -m benchmarks [--quick | --full] [--model MODEL] [--set key=value]`: measure, print the table, write it."""
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ import uvloop
 
 from benchmarks.bench import Bench, Outcome, Plan
 from benchmarks.machine import describe_machine, today
-from benchmarks.report import as_json, markdown, write
+from benchmarks.report import as_json, markdown, publish
 from benchmarks.workloads import profile
 from cluster.core.clock import SystemClock
 from cluster.core.errors import HeadraceError
@@ -27,8 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     clock = SystemClock()
     name = "quick" if options.quick else "full" if options.full else "default"
     plan = Plan(profile(name), options.model, options.set, overhead=not options.no_overhead)
-    command = shlex.join(["python", "-m", "benchmarks", *(sys.argv[1:] if arguments is None else arguments)])
-    machine = describe_machine(clock, command)
+    machine = describe_machine(clock, "benchmarks", arguments)
     try:
         if options.model in KNOWN_MODELS:
             pull(options.model, default_cache())
@@ -37,10 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"the benchmark could not be run: {error}", file=sys.stderr)
         return 1
     text = markdown(plan, outcome, machine)
-    print(text)
     stem = f"{today(clock)}-{options.model.rstrip('/').rsplit('/', 1)[-1]}-{name}"
-    for path in write(options.out, stem, text, as_json(plan, outcome, machine)):
-        print(f"written: {path}")
+    publish(options.out, stem, text, as_json(plan, outcome, machine))
     return 1 if any(run.errors for run in outcome.runs) else 0
 
 

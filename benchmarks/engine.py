@@ -12,22 +12,20 @@ Native code and torch take turns, round by round; the medians are shown. KV is m
 
 import argparse
 import os
-import shlex
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
-import orjson
 import torch
 from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine, today
-from benchmarks.report import write
+from benchmarks.report import head, publish
 from cluster.core.clock import SystemClock
 from cluster.core.errors import HeadraceError
 from cluster.models.pull import pull
@@ -104,28 +102,18 @@ class Subject:
         seconds = time.perf_counter() - first
         if native is None:
             return Figure(seconds)
-        spent = {name: (cycles - before[name]) * _SECONDS_PER_CYCLE() for name, cycles in native.spent().items()}
+        spent = {name: (cycles - before[name]) * seconds_per_cycle() for name, cycles in native.spent().items()}
         return Figure(seconds, spent["attention"], seconds - sum(spent.values()))
 
 
-class _Cycle:
-    """Seconds per cycle of the time stamp counter, found out once from two readings of both clocks."""
-
-    def __init__(self) -> None:
-        self._value: float | None = None
-
-    def __call__(self) -> float:
-        if self._value is None:
-            code = library()
-            assert code is not None
-            began, first = time.perf_counter(), code.hr_cycles()
-            while time.perf_counter() - began < 0.2:
-                pass
-            self._value = (time.perf_counter() - began) / (code.hr_cycles() - first)
-        return self._value
-
-
-_SECONDS_PER_CYCLE = _Cycle()
+@cache
+def seconds_per_cycle() -> float:
+    """Of the time stamp counter, from two readings of both clocks."""
+    code = library()
+    assert code is not None
+    began, first = time.perf_counter(), code.hr_cycles()
+    time.sleep(0.2)
+    return float((time.perf_counter() - began) / (code.hr_cycles() - first))
 
 
 def steps(case: Case) -> list[list[ForwardRow]]:
@@ -255,8 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     clock = SystemClock()
-    command = shlex.join(["python", "-m", "benchmarks.engine", *(sys.argv[1:] if arguments is None else arguments)])
-    machine = describe_machine(clock, command)
+    machine = describe_machine(clock, "benchmarks.engine", arguments)
     core = max(os.sched_getaffinity(0)) if options.core is None else options.core
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
@@ -275,17 +262,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     attention = config.attention
     kv_bytes = 4 * config.layers * attention.kv_heads * attention.head_dim
     heading = f"# The engine on core {core}: {options.model}"
-    lines = [f"- {label}: {value}" for label, value in machine.items()]
-    text = "\n".join([heading, "", *lines, "", table(config, floors, kv_bytes, figures), ""])
-    print(text)
+    text = "\n".join([heading, "", *head(machine), "", table(config, floors, kv_bytes, figures), ""])
     document = {
         "machine": machine,
         "floors": [asdict(before), asdict(after)],
         "figures": {name: {case: asdict(figure) for case, figure in rows.items()} for name, rows in figures.items()},
     }
     stem = f"{today(clock)}-{options.model.rstrip('/').rsplit('/', 1)[-1]}-engine"
-    for path in write(options.out, stem, text, orjson.dumps(document, option=orjson.OPT_INDENT_2)):
-        print(f"written: {path}")
+    publish(options.out, stem, text, document)
     return 0
 
 

@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import os
 import random
-import shlex
 import signal
 import statistics
 import sys
@@ -29,7 +28,7 @@ import uvloop
 from benchmarks.figures import MS, spread
 from benchmarks.http_client import HttpClient
 from benchmarks.machine import describe_machine, today
-from benchmarks.report import show, write
+from benchmarks.report import head, publish, show
 from benchmarks.setups import Setup, wait_serving, warm_up
 from benchmarks.workloads import Ask, Writer
 from cluster.config import load_config
@@ -143,7 +142,7 @@ async def measure(model: str, rounds: int, settings: Sequence[str], clock: Clock
 def markdown(rounds: Sequence[Round], machine: dict[str, str]) -> str:
     """The table. Milliseconds; median, least and greatest over the rounds."""
     lines = ["# Pause of a stream whose decode worker is gone", ""]
-    lines += [f"- {name}: {value}" for name, value in machine.items()]
+    lines += head(machine)
     lines += [
         f"- {PROMPT} prompt tokens, {OUTPUT} written; struck {EARLIEST_S:g} to {LATEST_S:g} s after the stream began",
         "",
@@ -167,7 +166,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
     clock = SystemClock()
-    machine = describe_machine(clock, shlex.join(["python", "-m", "benchmarks.failover", *sys.argv[1:]]))
+    machine = describe_machine(clock, "benchmarks.failover")
     try:
         if options.model in KNOWN_MODELS:
             pull(options.model, default_cache())
@@ -176,10 +175,8 @@ def main() -> int:
         print(f"the benchmark could not be run: {error}", file=sys.stderr)
         return 1
     text = markdown(rounds, machine)
-    print(text)
-    data = orjson.dumps({"machine": machine, "rounds": [asdict(each) for each in rounds]}, option=orjson.OPT_INDENT_2)
-    for path in write(options.out, f"{today(clock)}-{options.model.rsplit('/', 1)[-1]}-failover", text, data):
-        print(f"written: {path}")
+    stem = f"{today(clock)}-{options.model.rsplit('/', 1)[-1]}-failover"
+    publish(options.out, stem, text, {"machine": machine, "rounds": [asdict(each) for each in rounds]})
     return 0
 
 

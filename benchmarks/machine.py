@@ -2,7 +2,10 @@
 
 import os
 import platform
+import shlex
 import subprocess
+import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,13 +15,13 @@ from cluster.core.clock import Clock
 LIBRARIES = ("torch", "nixl", "grpcio", "uvicorn", "numpy", "tokenizers")
 
 
-def describe_machine(clock: Clock, command: str) -> dict[str, str]:
-    """Label -> value, in the order they are shown."""
+def describe_machine(clock: Clock, module: str, arguments: Sequence[str] | None = None) -> dict[str, str]:
+    """Label -> value, in the order they are shown. `arguments` of the command `python -m module`; None: this one's."""
     load = os.getloadavg()
     busy = " (other work was running: lean on ratios)" if load[0] > len(_cores()) / 4 else ""
     return {
         "date": f"{datetime.fromtimestamp(clock.wall(), UTC):%Y-%m-%d %H:%M} UTC",
-        "command": command,
+        "command": shlex.join(["python", "-m", module, *(sys.argv[1:] if arguments is None else arguments)]),
         "commit": _commit(),
         "processor": _processor(),
         "cores": f"{len(_cores())} of {os.cpu_count()}",

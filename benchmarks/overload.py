@@ -14,7 +14,6 @@ queue and memory are read four times a second.
 import argparse
 import asyncio
 import random
-import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ import uvloop
 from benchmarks.http_client import HttpClient
 from benchmarks.load import closed_loop, open_loop
 from benchmarks.machine import describe_machine, today
-from benchmarks.report import number, write
+from benchmarks.report import head, number, publish
 from benchmarks.setups import Setup, wait_serving
 from benchmarks.timeline import Timeline, percentile
 from benchmarks.workloads import Ask, Writer, poisson
@@ -180,7 +179,7 @@ def markdown(capacity: float, slo_s: float, points: Sequence[Point], machine: di
     """The table."""
     peak, most = max(p.goodput for p in points), points[-1]
     lines = ["# Overload: two prefill and two decode workers, modelled steps", ""]
-    lines += [f"- {name}: {value}" for name, value in machine.items()]
+    lines += head(machine)
     lines += [
         f"- capacity {number(capacity)} requests/s; SLO: first token within {slo_s:g} s",
         f"- goodput at {most.times:g} times capacity: {number(100 * most.goodput / peak)} % of its peak",
@@ -206,18 +205,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
     clock = SystemClock()
-    machine = describe_machine(clock, shlex.join(["python", "-m", "benchmarks.overload", *sys.argv[1:]]))
+    machine = describe_machine(clock, "benchmarks.overload")
     try:
         capacity, points = uvloop.run(measure(options.seconds, options.slo, options.loads, options.set, clock))
     except HeadraceError as error:
         print(f"the benchmark could not be run: {error}", file=sys.stderr)
         return 1
     text = markdown(capacity, options.slo, points, machine)
-    print(text)
-    value = {"machine": machine, "capacity": capacity, "slo_s": options.slo, "points": [asdict(p) for p in points]}
-    data = orjson.dumps(value, option=orjson.OPT_INDENT_2)
-    for path in write(options.out, f"{today(clock)}-tracer-overload", text, data):
-        print(f"written: {path}")
+    document = {"machine": machine, "capacity": capacity, "slo_s": options.slo, "points": [asdict(p) for p in points]}
+    publish(options.out, f"{today(clock)}-tracer-overload", text, document)
     return 0
 
 

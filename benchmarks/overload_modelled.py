@@ -11,19 +11,16 @@ have by default; the router's brain is the real one. Per trace (Mooncake's forma
 """
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import orjson
-
 from benchmarks.machine import describe_machine, today
 from benchmarks.modelled.cluster import Shape
 from benchmarks.modelled.player import Outcome, Player
 from benchmarks.modelled.traces import SCALE, Ask, arriving, read_trace
-from benchmarks.report import number, write
+from benchmarks.report import head, number, publish
 from benchmarks.timeline import percentile
 from cluster.core.clock import SystemClock
 from cluster.core.config import HandoffSettings, RouterSettings
@@ -132,7 +129,7 @@ def measure(trace: str, load: float, rate: float, asks: Sequence[Ask], workers: 
 
 def markdown(cells: Sequence[Cell], facts: Sequence[str], machine: dict[str, str]) -> str:
     """The whole table."""
-    lines = ["# Overload, modelled", "", *(f"- {name}: {value}" for name, value in machine.items())]
+    lines = ["# Overload, modelled", "", *head(machine)]
     lines += [f"- {fact}" for fact in facts]
     for trace in dict.fromkeys(cell.trace for cell in cells):
         rows = [cell for cell in cells if cell.trace == trace]
@@ -160,7 +157,7 @@ def main() -> int:
     """Returns the exit code 0."""
     options = _parse()
     clock = SystemClock()
-    machine = describe_machine(clock, shlex.join(["python", "-m", "benchmarks.overload_modelled", *sys.argv[1:]]))
+    machine = describe_machine(clock, "benchmarks.overload_modelled")
     workers, slo_s = options.workers, options.slo
     facts = [
         f"{workers} prefill and {workers} decode workers as modelled/hardware.py, admission window {WINDOW * SCALE}",
@@ -175,10 +172,8 @@ def main() -> int:
             cells.append(measure(path.stem, load, load * most, asks, workers, slo_s))
             print(f"{path.stem} at {load:g}: {cells[-1].goodput:.2f} good a second", flush=True)
     text = markdown(cells, facts, machine)
-    print(text)
-    data = orjson.dumps({"machine": machine, "facts": facts, "cells": [asdict(cell) for cell in cells]})
-    for path in write(options.out, f"{today(clock)}-overload-modelled", text, data):
-        print(f"written: {path}")
+    document = {"machine": machine, "facts": facts, "cells": [asdict(cell) for cell in cells]}
+    publish(options.out, f"{today(clock)}-overload-modelled", text, document)
     return 0
 
 

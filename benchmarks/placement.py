@@ -10,7 +10,6 @@ Per trace (Mooncake's format, see modelled/traces.py):
 """
 
 import argparse
-import shlex
 import statistics
 import sys
 from collections.abc import Sequence
@@ -18,13 +17,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import orjson
-
 from benchmarks.machine import describe_machine, today
 from benchmarks.modelled.cluster import Shape
 from benchmarks.modelled.player import Outcome, Player
 from benchmarks.modelled.traces import SCALE, Ask, arriving, read_trace, repeated
-from benchmarks.report import number, write
+from benchmarks.report import head, number, publish
 from benchmarks.timeline import percentile
 from cluster.core.clock import SystemClock
 from cluster.core.config import RouterSettings
@@ -132,7 +129,7 @@ def behind(cells: Sequence[Cell]) -> list[str]:
 def markdown(cells: Sequence[Cell], facts: Sequence[str], machine: dict[str, str]) -> str:
     """The whole table."""
     lines = ["# Placement policies, modelled", ""]
-    lines += [f"- {name}: {value}" for name, value in machine.items()]
+    lines += head(machine)
     lines += [f"- {fact}" for fact in facts]
     for trace in dict.fromkeys(cell.trace for cell in cells):
         lines += ["", f"## {trace}", ""]
@@ -158,7 +155,7 @@ def main() -> int:
     """Returns the exit code: 0, or 1 when `cost` is behind somewhere."""
     options = _parse()
     clock = SystemClock()
-    machine = describe_machine(clock, shlex.join(["python", "-m", "benchmarks.placement", *sys.argv[1:]]))
+    machine = describe_machine(clock, "benchmarks.placement")
     runs, facts = (
         [],
         [
@@ -184,10 +181,8 @@ def main() -> int:
             cells.append(cell)
             print(f"{cell.trace} {cell.load} {cell.policy}: mean TTFT {cell.mean * 1000:.0f} ms", flush=True)
     text = markdown(cells, facts, machine)
-    print(text)
-    data = orjson.dumps({"machine": machine, "facts": facts, "cells": [asdict(cell) for cell in cells]})
-    for path in write(options.out, f"{today(clock)}-placement", text, data):
-        print(f"written: {path}")
+    document = {"machine": machine, "facts": facts, "cells": [asdict(cell) for cell in cells]}
+    publish(options.out, f"{today(clock)}-placement", text, document)
     return 1 if behind(cells) else 0
 
 

@@ -9,7 +9,6 @@ Memory is what the process grew by; the keys are drawn as they are stored, and n
 """
 
 import argparse
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,11 +16,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import orjson
 import psutil
 
 from benchmarks.machine import describe_machine, today
-from benchmarks.report import number, write
+from benchmarks.report import head, number, publish
 from benchmarks.timeline import percentile
 from cluster.core.clock import Clock, SystemClock
 from cluster.core.keys import KEY_BYTES, KEYS_PER_MESSAGE, BlockKey
@@ -150,7 +148,7 @@ def _asked(index: PrefixIndex, blocks: int, groups: int, shared: int, clock: Clo
 
 def markdown(found: Sequence[Figures], machine: dict[str, str]) -> str:
     """The table."""
-    lines = ["# The router's prefix index", "", *(f"- {name}: {value}" for name, value in machine.items()), ""]
+    lines = ["# The router's prefix index", "", *head(machine), ""]
     lines.append("| | " + " | ".join(f"each block on {figures.shared}" for figures in found) + " |")
     lines.append("| --- |" + " --- |" * len(found))
 
@@ -188,17 +186,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args(arguments)
     clock = SystemClock()
-    given = sys.argv[1:] if arguments is None else arguments
-    machine = describe_machine(clock, shlex.join(["python", "-m", "benchmarks.prefix_index", *given]))
+    machine = describe_machine(clock, "benchmarks.prefix_index", arguments)
     found = [measure(options.entries, options.workers, shared, clock) for shared in (1, 8)]
     text = markdown(found, machine)
-    print(text)
-    data = orjson.dumps(
-        {"machine": machine, "figures": [asdict(figures) for figures in found]},
-        option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS,
-    )
-    for path in write(options.out, f"{today(clock)}-prefix-index", text, data):
-        print(f"written: {path}")
+    document = {"machine": machine, "figures": [asdict(figures) for figures in found]}
+    publish(options.out, f"{today(clock)}-prefix-index", text, document)
     return 1 if any(figures.refused for figures in found) else 0
 
 

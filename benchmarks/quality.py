@@ -9,7 +9,6 @@ measure.
 
 import argparse
 import math
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,12 +16,11 @@ from importlib import import_module
 from pathlib import Path
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from benchmarks.machine import describe_machine, today
-from benchmarks.report import write
+from benchmarks.report import head, publish
 from cluster.core.clock import SystemClock
 from cluster.core.errors import HeadraceError
 from cluster.models.pull import pull
@@ -135,8 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     clock = SystemClock()
-    command = shlex.join(["python", "-m", "benchmarks.quality", *(sys.argv[1:] if arguments is None else arguments)])
-    machine = describe_machine(clock, command)
+    machine = describe_machine(clock, "benchmarks.quality", arguments)
     try:
         if options.model in KNOWN_MODELS:
             pull(options.model, default_cache())
@@ -144,14 +141,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HeadraceError as error:
         print(f"the benchmark could not be run: {error}", file=sys.stderr)
         return 1
-    facts = [f"- {label}: {value}" for label, value in machine.items()]
     heading = f"# Quantised weights: {options.model}"
-    page = "\n".join([heading, "", *facts, "", table(found, options.tokens), ""])
-    print(page)
-    document = orjson.dumps({"machine": machine, "quality": [asdict(q) for q in found]}, option=orjson.OPT_INDENT_2)
+    page = "\n".join([heading, "", *head(machine), "", table(found, options.tokens), ""])
+    document = {"machine": machine, "quality": [asdict(q) for q in found]}
     stem = f"{today(clock)}-{options.model.rstrip('/').rsplit('/', 1)[-1]}-quality"
-    for path in write(options.out, stem, page, document):
-        print(f"written: {path}")
+    publish(options.out, stem, page, document)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Outcome -> Markdown and JSON. Pure, but for `write`."""
+"""Outcome -> Markdown and JSON. Pure, but for `write` and `publish`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -31,7 +31,7 @@ Cells are the median over runs, least and greatest in brackets; percentiles are 
 def markdown(plan: Plan, outcome: Outcome, machine: Mapping[str, str]) -> str:
     """The whole table."""
     parts = [f"# Split against aggregated: {plan.model}, {plan.profile.name}", ""]
-    parts += [f"- {name}: {value}" for name, value in machine.items()]
+    parts += head(machine)
     parts.append(f"- pinning: {outcome.pinning}")
     parts.append(f"- settings beside the defaults: {', '.join(plan.settings) or 'none'}")
     parts.append(f"- SLO: TTFT <= {plan.slo.ttft:g} s and TPOT <= {plan.slo.tpot * 1000:g} ms")
@@ -57,6 +57,20 @@ def write(folder: Path, stem: str, text: str, data: bytes) -> list[Path]:
     paths[0].write_text(text, encoding="utf-8")
     paths[1].write_bytes(data + b"\n")
     return paths
+
+
+def publish(folder: Path, stem: str, text: str, document: object) -> None:
+    """What every benchmark ends with: show the page, and leave it with its figures (JSON-able) in `folder`."""
+    print(text)
+    options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+    data = document if isinstance(document, bytes) else orjson.dumps(document, option=options)
+    for path in write(folder, stem, text, data):
+        print(f"written: {path}")
+
+
+def head(machine: Mapping[str, str]) -> list[str]:
+    """The head of a page: where and when it was measured."""
+    return [f"- {label}: {value}" for label, value in machine.items()]
 
 
 def _workload(workload: Workload, runs: Sequence[Run]) -> list[str]:

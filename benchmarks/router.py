@@ -25,6 +25,7 @@ import uvloop
 
 from benchmarks.http_client import HttpClient
 from benchmarks.machine import describe_machine, today
+from benchmarks.report import head, publish
 from benchmarks.router_peers import MODEL, Cores, Door, headrace, mock, peer
 from cluster.core.clock import Clock, SystemClock
 from cluster.core.errors import HeadraceError, Unavailable
@@ -159,7 +160,7 @@ COLUMNS = (
 
 def markdown(rows: Sequence[Row], machine: dict[str, str]) -> str:
     """The table."""
-    lines = ["# Router overhead", "", *(f"- {label}: {value}" for label, value in machine.items()), ""]
+    lines = ["# Router overhead", "", *head(machine), ""]
     lines += [f"Answers of {TOKENS} tokens; {MANY} at a time but where it says 1. Median (least - greatest).", ""]
     lines.append("| | " + " | ".join(label for _, label in COLUMNS) + " |")
     lines.append("| --- |" + " --- |" * len(COLUMNS))
@@ -186,21 +187,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, or 1 when it could not be run or an answer was wrong."""
     options, out = _parse(arguments)
     clock = SystemClock()
-    command = shlex.join(["python", "-m", "benchmarks.router", *(sys.argv[1:] if arguments is None else arguments)])
-    machine = describe_machine(clock, command)
+    machine = describe_machine(clock, "benchmarks.router", arguments)
     try:
         rows = uvloop.run(measure(options, clock))
     except HeadraceError as error:
         print(f"the benchmark could not be run: {error}", file=sys.stderr)
         return 1
     text = markdown(rows, machine)
-    print(text)
-    out.mkdir(parents=True, exist_ok=True)
-    stem = out / f"{today(clock)}-router"
-    stem.with_suffix(".md").write_text(text)
     found = {row.door.name: row.samples for row in rows}
-    stem.with_suffix(".json").write_bytes(orjson.dumps({"machine": machine, "rows": found}, option=orjson.OPT_INDENT_2))
-    print(f"written: {stem}.md and .json")
+    publish(out, f"{today(clock)}-router", text, {"machine": machine, "rows": found})
     return 0
 
 

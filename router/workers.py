@@ -25,7 +25,7 @@ from cluster.core.protocol import PROTOCOL
 from cluster.stubs.watch_pb2 import Status, WatchEvent, WatchHello
 from router.health import Health
 from router.loads import Report, lend, queue_now
-from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pairable
+from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch
 from router.prefix_index import PrefixIndex
 from router.requests import Limits
 
@@ -77,6 +77,11 @@ class Facts:
     vocab_size: int
     eos_ids: tuple[int, ...]
     routing_stride: int  # blocks of a chain from one that is told to the next
+
+    @property
+    def pool_tokens(self) -> int:
+        """Positions of the whole pool."""
+        return self.num_blocks * self.shape.layout[3]
 
 
 NOBODY = Facts("", 0, "", Shape(0, (0, 0, 0, 0, ""), b""), 0, 0, 0, (), 1)
@@ -308,24 +313,27 @@ class Workers:
         return Snapshot(decode, tuple(hit(load) for load in loads.prefill))
 
     def limits(self, now: float) -> Limits:
-        """What fits. Raises Unavailable, naming why, while no pair of workers is ready."""
-        loads = self.loads(now)
-        if not loads.decode:
+        """What fits. Raises Unavailable, naming why, while no pair of workers is ready.
+
+        Every request asks for it before it is queued: it looks at what workers are, not at what they have to do.
+        """
+        decode, prefill = ([w.facts for w in self.ready(role, now)] for role in ("decode", "prefill"))
+        if not decode:
             raise Unavailable("no decode worker is ready")
-        paired = pairable(loads)
+        shapes = {p.shape for p in prefill}
+        paired = [d for d in decode if not shapes or d.shape in shapes]
         if not paired:
-            raise Unavailable(f"no prefill worker fits a decode worker: {describe_mismatch(loads)}")
+            raise Unavailable(f"no prefill worker fits a decode worker: {describe_mismatch(self.loads(now))}")
         max_context = max(d.max_context for d in paired)
-        if loads.prefill:
-            max_context = min(max_context, max(p.max_context for p in loads.prefill))
-        largest = max(paired, key=lambda d: d.num_blocks * d.block_size)
-        facts = self.by_address[largest.address].facts
+        if prefill:
+            max_context = min(max_context, max(p.max_context for p in prefill))
+        largest = max(paired, key=lambda d: d.pool_tokens)
         return Limits(
             max_context=max_context,
-            pool_tokens=largest.num_blocks * largest.block_size,
-            block_size=largest.block_size,
-            vocab_size=facts.vocab_size,
-            eos_ids=facts.eos_ids,
+            pool_tokens=largest.pool_tokens,
+            block_size=largest.shape.layout[3],
+            vocab_size=largest.vocab_size,
+            eos_ids=largest.eos_ids,
         )
 
     def silent(self, now: float) -> list[WorkerView]:

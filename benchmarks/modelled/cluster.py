@@ -12,6 +12,7 @@ from benchmarks.modelled.traces import SCALE
 from cluster.core.config import RouterSettings, TimingSettings
 from cluster.core.keys import BlockKey
 from cluster.stubs import session_pb2 as pb
+from cluster.stubs.watch_pb2 import WatchEvent
 from router.dispatcher import DispatcherCore
 from router.effects import Deliver, Effect, Finished, OpenSession, OpenWatch, ReopenWatch, SendSession, StreamOpened
 from router.requests import Request, Trace
@@ -103,8 +104,8 @@ class ModelledRouter:
                     raise AssertionError(f"nothing here fails, but {effect}")
 
     def _watch(self, address: str) -> None:
-        def hear(event: object) -> None:
-            self._apply(self.core.on_watch(address, event, self._loop.now))  # type: ignore[arg-type]
+        def hear(event: WatchEvent) -> None:
+            self._apply(self.core.on_watch(address, event, self._loop.now))
 
         self._cluster.workers[address].publisher.subscribe(self.name, hear)
 

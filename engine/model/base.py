@@ -1,11 +1,13 @@
 """What the engine asks of a model: run ragged rows against a paged pool in one forward."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.core.errors import ModelError
 from engine.layout import KVLayout
 
 
@@ -22,6 +24,15 @@ class ForwardRow:
     table: list[int]
     write: bool
     logits: bool
+
+
+def check_tokens(rows: Sequence[ForwardRow], vocab_size: int, max_context: int) -> None:
+    """Raises ModelError for a row with a token or a position that the model does not have."""
+    for index, row in enumerate(rows):
+        if row.tokens and (min(row.tokens) < 0 or max(row.tokens) >= vocab_size):
+            raise ModelError(f"row {index}: a token id outside of 0..{vocab_size - 1}")
+        if (end := row.start + len(row.tokens)) > max_context:
+            raise ModelError(f"row {index}: position {end - 1} is beyond the context of {max_context}")
 
 
 class Model(Protocol):

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from cluster.core.errors import ModelError
 from engine.layout import KVLayout
 from engine.model.attention import PagedKV, StepIndex, attend, plan_step, write_kv
-from engine.model.base import ForwardRow
+from engine.model.base import ForwardRow, check_tokens
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear
+from engine.model.quantise import HEAD_BITS, rounded
 from engine.model.rope import Rope, rotate
 from engine.model.weights import Weights
 
@@ -57,7 +58,8 @@ class LlamaModel:
         self._embedding_VE = weights.take("model.embed_tokens.weight")
         self._layers = [_load_layer(config, weights, index) for index in range(config.layers)]
         self._norm_E = weights.take("model.norm.weight")
-        self._head = Linear([weights.take_head(tied=config.tied_embeddings)])
+        head_VE = self._embedding_VE if config.tied_embeddings else weights.take("lm_head.weight")
+        self._head = Linear([rounded(head_VE, HEAD_BITS[weights.quantization])])
         self._kv: PagedKV | None = None
 
     def bind(self, pool: NDArray[np.uint8]) -> None:
@@ -74,7 +76,7 @@ class LlamaModel:
             raise ModelError("the model has no pool yet: bind one first")
         if not rows:
             return np.empty((0, self.vocab_size), dtype=np.float32)
-        self._check_tokens(rows)
+        check_tokens(rows, self.vocab_size, self.max_context)
         step = plan_step(rows, self._kv, self._config.attention.heads, self._config.attention.window)
         token_ids = torch.tensor([token for row in rows for token in row.tokens], dtype=torch.int64)
         # The residual stream stays in float32 whatever the weights are: rounding it thirty times over is most of what
@@ -115,13 +117,6 @@ class LlamaModel:
     def _norm(self, x: torch.Tensor, weight_E: torch.Tensor) -> torch.Tensor:
         """RMSNorm (Zhang and Sennrich 2019) of the float32 stream, in the dtype of the weights."""
         return (F.rms_norm(x, weight_E.shape, None, self._config.rms_eps)).to(weight_E.dtype) * weight_E
-
-    def _check_tokens(self, rows: Sequence[ForwardRow]) -> None:
-        for index, row in enumerate(rows):
-            if row.tokens and (min(row.tokens) < 0 or max(row.tokens) >= self.vocab_size):
-                raise ModelError(f"row {index}: a token id outside of 0..{self.vocab_size - 1}")
-            if (end := row.start + len(row.tokens)) > self.max_context:
-                raise ModelError(f"row {index}: position {end - 1} is beyond the context of {self.max_context}")
 
 
 def _load_layer(config: ModelConfig, weights: Weights, index: int) -> _Layer:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from cluster.core.errors import ModelError
 from engine.layout import KVLayout
 from engine.model.attention import PagedKV, check_rows
-from engine.model.base import ForwardRow
+from engine.model.base import ForwardRow, check_tokens
 from engine.model.config import ModelConfig
 from engine.model.quantise import BITS, GROUP, HEAD_BITS, Quantization, quantise
 from engine.model.rope import Rope
@@ -225,9 +225,9 @@ class NativeModel:
         logits = np.empty((wanted, self.vocab_size), dtype=np.float32)
         if not rows:
             return logits
+        check_tokens(rows, self.vocab_size, self.max_context)
         check_rows(rows, self._kv)
         tokens = np.array([token for row in rows for token in row.tokens], dtype=np.int64)
-        self._check(rows, tokens)
         lengths = [len(row.tokens) for row in rows]
         firsts = np.cumsum(lengths) - lengths
         positions = np.concatenate([np.arange(row.start, row.start + len(row.tokens)) for row in rows])
@@ -262,12 +262,6 @@ class NativeModel:
         cycles = (ctypes.c_uint64 * len(PHASES))()
         self._code.hr_spent(cycles)
         return dict(zip(PHASES, cycles, strict=True))
-
-    def _check(self, rows: Sequence[ForwardRow], tokens: NDArray[np.int64]) -> None:
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocab_size:
-            raise ModelError(f"a token id outside of 0..{self.vocab_size - 1}")
-        if (end := max(row.start + len(row.tokens) for row in rows)) > self.max_context:
-            raise ModelError(f"position {end - 1} is beyond the context of {self.max_context}")
 
 
 class _Packer:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from cluster.core.errors import ModelError
 from engine.model.config import ModelConfig
 from engine.model.dtypes import TORCH_DTYPES
-from engine.model.quantise import BITS, HEAD_BITS, Quantization, rounded
+from engine.model.quantise import BITS, Quantization, rounded
 
 SAMPLES = 64
 SAMPLE_BYTES = 1 << 20
@@ -95,11 +95,6 @@ class Weights:
     def take_product(self, name: str) -> torch.Tensor:
         """The weight of a layer's product, as far as quantization leaves it. Raises ModelError."""
         return rounded(self.take(name), BITS[self.quantization])
-
-    def take_head(self, *, tied: bool) -> torch.Tensor:
-        """The same of the product that gives the logits."""
-        name = "model.embed_tokens.weight" if tied else "lm_head.weight"
-        return rounded(self.take(name), HEAD_BITS[self.quantization])
 
     def __enter__(self) -> "Weights":
         return self

@@ -190,53 +190,49 @@ inline void score_64(const Pool &pool, const Row &row, const Tile16 &tile, int64
     }
 }
 
-// O [queries][dim] of one kv head: sums over `steps` groups of 32 positions.
-template <bool AMX>
-inline void weigh(const bf16 *probabilities, const bf16 *values, int64_t queries, int64_t steps, int64_t dim, float *out) {
-    if (!AMX) {
-        for (int64_t d = 0; d < dim; d += TILE)
-            multiply_avx512<false>(probabilities, STEP, B_TILE, values + d / TILE * B_TILE, dim * STEP, steps, queries,
-                                   out + d, dim);
-        return;
-    }
-    const int64_t row = dim * sizeof(float);
-    int64_t d = 0;
-    for (; d + 4 * TILE <= dim; d += 4 * TILE) {
-        _tile_zero(0);
-        _tile_zero(1);
+// 32 or 64 dims of O, whose sums are independent of each other: four tiles at once keep the unit busy.
+template <int TILES>
+inline void weigh_dims(const bf16 *probabilities, const bf16 *values, int64_t steps, int64_t dim, float *out) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (TILES == 4) {
         _tile_zero(2);
         _tile_zero(3);
-        for (int64_t k = 0; k < steps; k++) {
-            const bf16 *v = values + k * dim * STEP + d / TILE * B_TILE;
-            _tile_loadd(4, probabilities + k * B_TILE, 64);
-            _tile_loadd(6, v, 64);
-            _tile_loadd(7, v + B_TILE, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
+    }
+    for (int64_t k = 0; k < steps; k++) {
+        const bf16 *v = values + k * dim * STEP;
+        _tile_loadd(4, probabilities + k * B_TILE, 64);
+        _tile_loadd(6, v, 64);
+        _tile_loadd(7, v + B_TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (TILES == 4) {
             _tile_loadd(6, v + 2 * B_TILE, 64);
             _tile_loadd(7, v + 3 * B_TILE, 64);
             _tile_dpbf16ps(2, 4, 6);
             _tile_dpbf16ps(3, 4, 7);
         }
-        _tile_stored(0, out + d, row);
-        _tile_stored(1, out + d + TILE, row);
-        _tile_stored(2, out + d + 2 * TILE, row);
-        _tile_stored(3, out + d + 3 * TILE, row);
     }
-    for (; d < dim; d += 2 * TILE) {
-        _tile_zero(0);
-        _tile_zero(1);
-        for (int64_t k = 0; k < steps; k++) {
-            const bf16 *v = values + k * dim * STEP + d / TILE * B_TILE;
-            _tile_loadd(4, probabilities + k * B_TILE, 64);
-            _tile_loadd(6, v, 64);
-            _tile_loadd(7, v + B_TILE, 64);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-        _tile_stored(0, out + d, row);
-        _tile_stored(1, out + d + TILE, row);
+    const int64_t row = dim * sizeof(float);
+    _tile_stored(0, out, row);
+    _tile_stored(1, out + TILE, row);
+    if (TILES == 4) {
+        _tile_stored(2, out + 2 * TILE, row);
+        _tile_stored(3, out + 3 * TILE, row);
     }
+}
+
+// O [queries][dim] of one kv head: sums over `steps` groups of 32 positions.
+template <bool AMX>
+inline void weigh(const bf16 *probabilities, const bf16 *values, int64_t queries, int64_t steps, int64_t dim, float *out) {
+    int64_t d = 0;
+    if (!AMX)
+        for (; d < dim; d += TILE)
+            multiply_avx512<false>(probabilities, STEP, B_TILE, values + d / TILE * B_TILE, dim * STEP, steps, queries,
+                                   out + d, dim);
+    for (; d + 4 * TILE <= dim; d += 4 * TILE)
+        weigh_dims<4>(probabilities, values + d / TILE * B_TILE, steps, dim, out + d);
+    for (; d < dim; d += 2 * TILE) weigh_dims<2>(probabilities, values + d / TILE * B_TILE, steps, dim, out + d);
 }
 
 // How many kv heads of a row are worked on together.
