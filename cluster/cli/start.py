@@ -3,7 +3,8 @@
 1. model     fetch the known model if it is not here, with progress bars
 2. prepare   the run directory: config.yaml, secret, Ray's token
 3. head      start the head process (cluster/head.py); tied to us unless detached
-4. wait      follow the statuses it relays until every program is ready, or one clearly cannot start
+4. wait      follow the statuses it relays until every program is ready, or one clearly cannot start; then until the
+             routers have met the workers, so that whoever is told "ready" can ask
 5. stop      let go of the head's stdin, or SIGTERM from another terminal; wait until nothing is left
 """
 
@@ -11,6 +12,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from cluster.config import cache_home_from_environment, environment, secret_from_environment
 from cluster.controller import ClusterStatus
+from cluster.core.clock import SystemClock
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import HeadraceError
 from cluster.models.registry import KNOWN_MODELS
@@ -37,6 +42,8 @@ _UNUSABLE_CONFIG = 2  # the exit code of a program that cannot use its configura
 _HOPELESS_DEATHS = 3
 _RAY_S = 15.0  # for Ray to end, after all programs have
 _TAIL_LINES = 15
+_SERVED_S = 20.0  # for routers to meet workers that are ready: a fraction of a second
+_LOOK_S = 0.1
 
 
 class StartFailed(HeadraceError):
@@ -108,7 +115,10 @@ def start_cluster(
     written = run_dir.prepare(config, secret_from_environment())
     head = _start_head(written, run_dir, modules, tied=tied)
     try:
-        return Started(head, run_dir, _wait_until_ready(head, run_dir, console))
+        status = _wait_until_ready(head, run_dir, console)
+        for late in wait_until_served(status, _SERVED_S):
+            console.print(f"{late}: no request could be taken yet; `headrace status` and GET /status say why")
+        return Started(head, run_dir, status)
     except BaseException:  # Ctrl-C above all
         stop_head(head, run_dir)
         raise
@@ -195,6 +205,27 @@ def _wait_until_ready(head: "subprocess.Popen[bytes]", run_dir: RunDir, console:
                 raise StartFailed(f"{program.name} does not start (exit code {program.last_exit}): {log}{tail(log)}")
     log = run_dir.log_file("head")
     raise StartFailed(f"the head process ended with {head.wait()}: {log}{tail(log)}")
+
+
+def wait_until_served(status: ClusterStatus, patience_s: float) -> list[str]:
+    """Wait until every router would take a request, which takes a decode worker. Returns the names of those late."""
+    routers = {p.name: p.ready.http for p in status.programs if p.ready is not None and p.ready.http is not None}
+    if not status.desired.get("decode"):
+        return []
+    clock = SystemClock()
+    latest = clock.now() + patience_s
+    while (late := [name for name, url in routers.items() if not _serves(url)]) and clock.now() < latest:
+        time.sleep(_LOOK_S)
+    return late
+
+
+def _serves(url: str) -> bool:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy this machine uses outside
+    try:
+        with direct.open(f"{url}/ready", timeout=_LOOK_S * 10) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, TimeoutError):  # 503, or nobody yet
+        return False
 
 
 def _hopeless(program: ProgramStatus) -> bool:
