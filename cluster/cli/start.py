@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -27,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from cluster.config import cache_home_from_environment, environment, secret_from_environment
 from cluster.controller import ClusterStatus
-from cluster.core.clock import SystemClock
+from cluster.core.clock import SystemClock, sleep
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import HeadraceError
 from cluster.models.registry import KNOWN_MODELS
@@ -215,7 +214,7 @@ def wait_until_served(status: ClusterStatus, patience_s: float) -> list[str]:
     clock = SystemClock()
     latest = clock.now() + patience_s
     while (late := [name for name, url in routers.items() if not _serves(url)]) and clock.now() < latest:
-        time.sleep(_LOOK_S)
+        sleep(_LOOK_S)
     return late
 
 
