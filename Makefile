@@ -13,8 +13,8 @@ help:
 run: $(STAMP) ## fetch the default model, start a local cluster, ask it one question, stay until Ctrl-C
 	$(BIN)/headrace run
 
-test: $(STAMP) ## the whole test suite
-	$(BIN)/python -m pytest -m "not verify" $(ARGS)
+test: $(STAMP) ## the whole test suite, in two halves: what starts programs, and the rest
+	$(BIN)/python -m pytest -m "not verify" -n 2 --dist loadgroup $(ARGS)
 
 check: $(STAMP) ## ruff and mypy, strict
 	$(BIN)/ruff check .

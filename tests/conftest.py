@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 import tests.stateful  # noqa: F401 - registers the profile
+from tests.parts import is_part
 
 pytest_plugins = ["tests.verify_record"]
 settings.load_profile("headrace")
@@ -19,19 +20,37 @@ MARK = "HEADRACE_TEST_SESSION"
 _session_id = uuid.uuid4().hex
 _started = psutil.Process().create_time()
 _PATIENCE_S = 5.0
+_CLUSTERS = "clusters"
+_POLITE = 10  # niceness of the half that waits for nothing
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Simulations last: their seeds are played in the background meanwhile (tests/sim/conftest.py)."""
+    """Simulations last: in one process their seeds are played in the background meanwhile (tests/sim/conftest.py).
+
+    In two (`-n 2 --dist loadgroup`) what starts programs is one half, one after the other; the files of the rest are
+    dealt to whoever is free.
+    """
     items.sort(key=lambda item: "tests/sim/" in item.path.as_posix())
+    for item in items:
+        folder = item.path.relative_to(item.config.rootpath).parts[1]
+        programs = folder in ("integration", "contract")
+        item.add_marker(pytest.mark.xdist_group(_CLUSTERS if programs else item.path.as_posix()))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    os.environ[MARK] = _session_id
+    if is_part(session.config):
+        if os.environ["PYTEST_XDIST_WORKER"] != "gw0":  # the first gets the largest group: the clusters
+            os.nice(_POLITE)
+    else:
+        os.environ[MARK] = _session_id
 
 
+@pytest.hookimpl(trylast=True)  # the parts have ended by then
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Fail the session when processes are left, name them and end them."""
+    if is_part(session.config):
+        return
     _, left = psutil.wait_procs(list(_ours()), timeout=_PATIENCE_S)
     if not left:
         return

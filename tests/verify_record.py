@@ -6,11 +6,22 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from _pytest.terminal import TerminalReporter
 
+from tests.parts import is_part
+
 Report = Callable[[str], None]
+
+
+class Part(Protocol):
+    """What xdist calls a node: the process of a part, as the whole sees it."""
+
+    config: pytest.Config
+
+
 _LINES = pytest.StashKey[list[str]]()
 _SLOW_S = 1.0
 
@@ -23,6 +34,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def report(request: pytest.FixtureRequest) -> Report:
     """Notes a line for the end of the run: figures and exceptions are printed, not hidden, also when all is well."""
     return request.config.stash.setdefault(_LINES, []).append
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A part of a run hands its lines to the whole (tests/conftest.py)."""
+    if is_part(session.config):
+        session.config.workeroutput["reported"] = session.config.stash.get(_LINES, [])  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Part, error: object) -> None:
+    """A part has ended: its lines are the run's; one that died has none, and xdist fails the tests it ran."""
+    lines = getattr(node, "workeroutput", {}).get("reported", [])
+    node.config.stash.setdefault(_LINES, []).extend(lines)
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
