@@ -78,14 +78,14 @@ class Lane:
             self.paces[entry.length].ended(now)
         self._count(entry, -1)
 
-    def wait_s(self, priority: int, length: int, work: float, now: float) -> float | None:
-        """How long until this much more work of a class has left at the pace of its line; None while that is unknown.
+    def longest_s(self, priority: int, length: int, work: float, now: float) -> float | None:
+        """How long until this much more work of a class has left its line, at most; None while its pace is unknown.
 
         This knows what `ahead` cannot: that others will come meanwhile and go before it.
         """
         before = [entry.work for entry in self.lines[length] if entry.priority <= priority]
         all_of_it = sum(before) + work
-        return self.paces[length].wait_s(all_of_it, all_of_it / (len(before) + 1), now)
+        return self.paces[length].longest_s(all_of_it, all_of_it / (len(before) + 1), now)
 
     def in_order(self) -> Iterator[Entry]:
         """Its entries in the order in which they would be served."""

@@ -32,9 +32,9 @@ SHARE = 4.0
 Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches" (1998): nobody is pushed out,
 and there is always some room for who has nothing in line yet.
 """
-MARGIN = 0.65
+MARGIN = 0.5
 """Who would have to wait for more than this part of what the SLO leaves is refused: an estimate is a mean, so without a
-margin half of those who just get in would be told later, after waiting (benchmarks/overload.py: one in five)."""
+margin half of those who just get in would be told later, after waiting (benchmarks/overload_modelled.py)."""
 _RETRY_UNKNOWN_S = 5.0
 _RETRY_MAX_S = 60.0
 
@@ -116,7 +116,7 @@ class AdmissionQueue:
     def hopeless(self, request: Request, now: float) -> Overloaded | None:
         """For a request that found nobody waiting and no room either: what to say when room will come too late."""
         entry = self._by_id.get(request.request_id)
-        return None if entry is None else self._too_long(request, self._wait_s(entry.work, now))
+        return None if entry is None else self._too_long(request, self._longest_s(entry.work, now))
 
     def put_back(self, entry: Entry, now: float, *, returning: bool, not_before: float) -> None:
         """A place again for an admitted request: in front of new work when `returning`, else where it was."""
@@ -174,7 +174,7 @@ class AdmissionQueue:
         """How long the whole line takes to drain; None while the pace is unknown."""
         if not self._by_id:
             return 0.0
-        return self._wait_s(self._work, now)
+        return self._pace.wait_s(self._work, self._typical, now)
 
     def retry_after_s(self, now: float) -> float:
         """A hint for who is turned away: about when half of those who wait now will be gone, 1 s to 60 s."""
@@ -195,9 +195,9 @@ class AdmissionQueue:
         if not self._by_id:
             return
         where = request.priority, length_class(len(request.prompt))
-        wait = self._lanes.of(request.tenant).wait_s(*where, work, now)
-        if self._too_long(request, self._wait_s(self._work + work, now)) is not None:
-            ahead = self._wait_s(self._lanes.ahead(request.tenant, *where, work), now) or 0.0
+        wait = self._lanes.of(request.tenant).longest_s(*where, work, now)
+        if self._too_long(request, self._longest_s(self._work + work, now)) is not None:
+            ahead = self._longest_s(self._lanes.ahead(request.tenant, *where, work), now) or 0.0
             wait = ahead if wait is None else max(wait, ahead)
         if (refusal := self._too_long(request, wait)) is not None:
             raise refusal
@@ -226,8 +226,13 @@ class AdmissionQueue:
     def _first_s(self, request: Request) -> float:
         return self.answers.first_token_s(len(request.prompt))
 
-    def _wait_s(self, work: float, now: float) -> float | None:
-        return self._pace.wait_s(work, self._work / max(1, len(self._by_id)), now)
+    def _longest_s(self, work: float, now: float) -> float | None:
+        return self._pace.longest_s(work, self._typical, now)
+
+    @property
+    def _typical(self) -> float:
+        """Work of a request that waits."""
+        return self._work / max(1, len(self._by_id))
 
     def _insert(self, entry: Entry, now: float) -> None:
         if entry.request_id in self._by_id:

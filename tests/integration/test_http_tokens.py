@@ -55,8 +55,8 @@ BAD = {
     "a role": ("/tokenize", {"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
     "no text": ("/detokenize", {}, "tokens"),
     "text": ("/detokenize", {"tokens": "x"}, "tokens"),
-    "a negative id": ("/detokenize", {"tokens": [-1]}, "tokens"),
-    "a huge id": ("/detokenize", {"tokens": [1 << 62]}, "tokens"),
+    "a negative id": ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+    "a huge id": ("/detokenize", {"tokens": [1 << 62]}, "tokens[0]"),
     "a fraction": ("/detokenize", {"tokens": [1.5]}, "tokens[0]"),
 }
 

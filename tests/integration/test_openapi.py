@@ -28,7 +28,7 @@ TOGETHER = re.compile(
     "contradict each other|is only allowed when|best_of other than n|echoed prompt are not|are needed|is needed"
     "|tool_choice (demands|names|other than)|only an assistant|content must not be null|must not hold|can be at most"
     "|contradicts|only one of"
-    "|input should be a valid integer"  # to JSON Schema 60.0 is one; to OpenAI and to us it is not
+    "|input should be a valid integer|token ids must be integers"  # to JSON Schema 60.0 is one; to OpenAI it is not
 )
 """Refusals for fields that each are as the document says."""
 LANGUAGES = ("response_format", "guided_", "structured_outputs", "tools", "logit_bias")

@@ -281,7 +281,10 @@ class Dispatcher(RuleBasedStateMachine):
         outcomes = {name: count for name, count in core.counters().items() if name.startswith("outcome_")}
         assert sum(outcomes.values()) == sum(client.over for client in clients) + self.overloaded
         assert outcomes.get("outcome_cancelled", 0) == self.cancelled
-        assert outcomes.get("outcome_overloaded", 0) == self.overloaded
+        told_later = [client for client in clients if any(isinstance(o, Overloaded) for o in client.outcomes)]
+        assert outcomes.get("outcome_overloaded", 0) == self.overloaded + len(told_later)
+        for client in told_later:  # it found nobody waiting, no room, and a pace too slow for its deadline
+            assert not any(client.ids), "refused after it had been served"
         for client in clients:
             self.right_so_far(client)
 
