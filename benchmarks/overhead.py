@@ -26,8 +26,9 @@ from cluster.config import load_config
 from cluster.core.clock import Clock
 from cluster.core.errors import Unavailable
 from cluster.core.ids import new_epoch
+from cluster.credentials import Credentials
 from cluster.local import LocalCluster
-from cluster.rpc import auth_metadata, channel
+from cluster.rpc import channel, check_answer, proof_metadata
 from cluster.secret import cluster_secret
 from cluster.stubs.inference_pb2 import GenerateRequest
 from cluster.stubs.inference_pb2_grpc import InferenceStub
@@ -167,10 +168,12 @@ async def _grpc(bench: Bench, stack: AsyncExitStack) -> Send:
 
 async def _direct(bench: Bench, stack: AsyncExitStack) -> Send:
     """A session of our own, straight to the worker."""
-    secret = cluster_secret(bench.cluster.config)
-    connection = await stack.enter_async_context(channel(bench.cluster.ready("decode-0").address))
-    call = SessionStub(connection).Open(None, metadata=auth_metadata(secret))
+    address = bench.cluster.ready("decode-0").address
+    proof = Credentials(cluster_secret(bench.cluster.config)).proof(address)
+    connection = await stack.enter_async_context(channel(address))
+    call = SessionStub(connection).Open(None, metadata=proof_metadata(proof))
     stack.callback(call.cancel)
+    await check_answer(call, proof)
     await call.write(FromRouter(hello=RouterHello(epoch=new_epoch(), session=1, protocol=1)))
     numbers = iter(range(1 << 30))
     prompt = list(range(300, 308))

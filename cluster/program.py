@@ -28,9 +28,11 @@ import uvloop
 from cluster.config import load_config
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import ConfigError, HeadraceError
-from cluster.logs import setup_logging
+from cluster.credentials import Credentials
+from cluster.logs import log_loop_error, setup_logging
 from cluster.pipe import MAX_LINE_BYTES, Member, Ready, ReadyLine, Role, decode_members, encode, role_of
 from cluster.secret import cluster_secret
+from cluster.tls import internal_tls
 
 _PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ class ProgramContext:
     name: str
     role: Role
     secret: str
+    credentials: Credentials
     members: Membership
     stopping: asyncio.Event
     _supervisor: int | None = field(default=None, repr=False)  # file descriptor, None when not supervised
@@ -93,6 +96,7 @@ def run(role: Role, main: Main, arguments: Sequence[str] | None = None) -> int:
     try:
         config = load_config(options.config)
         secret = cluster_secret(config)
+        credentials = Credentials(secret, internal_tls(config.tls.internal))
         if role_of(options.name) != role:
             raise ConfigError(f"--name {options.name!r} is not possible for the role {role}")
     except HeadraceError as error:
@@ -100,7 +104,8 @@ def run(role: Role, main: Main, arguments: Sequence[str] | None = None) -> int:
         return 2
     setup_logging(options.name, config.log_level)
     pipes = _tie_to_supervisor() if options.supervised else None
-    code: int = uvloop.run(_run(config, options.name, role, secret, main, pipes))
+    context = ProgramContext(config, options.name, role, secret, credentials, Membership(), asyncio.Event())
+    code: int = uvloop.run(_run(context, main, pipes))
     return code
 
 
@@ -139,11 +144,11 @@ def _tie_to_supervisor() -> _Pipes:
     return pipes
 
 
-async def _run(config: ClusterConfig, name: str, role: Role, secret: str, main: Main, pipes: _Pipes | None) -> int:
-    context = ProgramContext(config, name, role, secret, Membership(), asyncio.Event())
+async def _run(context: ProgramContext, main: Main, pipes: _Pipes | None) -> int:
+    asyncio.get_running_loop().set_exception_handler(log_loop_error)
     working = asyncio.ensure_future(_guarded(main, context))
     _stop_on_signals(context.stopping, working)
-    helpers = [asyncio.ensure_future(_limit_stop(context.stopping, working, config.timing.program_stop_s))]
+    helpers = [asyncio.ensure_future(_limit_stop(context.stopping, working, context.config.timing.program_stop_s))]
     if pipes is not None:
         context._supervisor = pipes.outgoing
         helpers.append(asyncio.ensure_future(_follow_supervisor(pipes.incoming, context)))

@@ -1,20 +1,25 @@
 """The one gRPC server and client of every program: explicit bind, credentials, limits, health and reflection.
 
     watch = service(watch_pb2.DESCRIPTOR, "Watch", add_WatchServicer_to_server, mine)
-    server = make_server("127.0.0.1", 0, [watch], secret)
+    server = make_server("127.0.0.1", 0, [watch], credentials)
     await server.start()               # server.address is what to advertise
-    stub = WatchStub(channel(address)); stub.Open(request, metadata=auth_metadata(secret))
+    proof = credentials.proof(address)
+    call = WatchStub(channel(address, credentials.tls)).Open(request, metadata=proof_metadata(proof))
+    await check_answer(call, proof)    # only now is it known who answers
 
-With a secret every call needs `authorization: Bearer <secret>` except health checks; reflection needs it too (default
-deny, FAULTS S04). Without one (the router's public API) everything is open, or `allows` says what it takes instead.
+With credentials every call needs a proof (credentials.py) except health checks; reflection needs it too (default deny,
+FAULTS S04). At the router's public door `allows` says what it takes instead, if anything.
 """
 
 from __future__ import annotations  # grpc's type stubs are generic where its classes are not
 
+import asyncio
+import contextlib
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -23,11 +28,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cluster.core.errors import ConfigError
-from cluster.secret import same_secret
+from cluster.credentials import Credentials, Proof
+from cluster.tls import CertificateFiles, NamedTls, rpc_channel_credentials, rpc_server_credentials
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _OPEN_TO_ALL = f"/{health.SERVICE_NAME}/"
 _BEARER = "Bearer "
+_PROOF, _ANSWER = "headrace-proof", "headrace-answer"
+_REFUSAL_S = 1.0  # for the rest of a refusal to come
 _SERVER_STREAMS = 256
 
 _KEEPALIVE = (
@@ -38,33 +46,36 @@ _KEEPALIVE = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
-_LIMITS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-)
+_RECEIVE = ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)
+_SEND = ("grpc.max_send_message_length", MAX_MESSAGE_BYTES)
+_IDLE_MS = 600_000  # a client without a call connects again when it has one
 _SERVER_OPTIONS = (
-    *_LIMITS,
+    _SEND,
     *_KEEPALIVE,
+    ("grpc.server_handshake_timeout_ms", 20_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.so_reuseport", 0),  # two servers on one port would share its calls without a word (FAULTS O04)
     ("grpc.max_concurrent_streams", _SERVER_STREAMS),
     ("grpc.max_metadata_size", 16 * 1024),
 )
 # Peers with the secret may ping as they like: pings that waited for a busy process arrive together, and are no attack.
-_TRUSTING = (("grpc.http2.max_ping_strikes", 0),)
+_TRUSTING: tuple[tuple[str, int], ...] = (_RECEIVE, ("grpc.http2.max_ping_strikes", 0))
 _CLIENT_OPTIONS = (
-    *_LIMITS,
+    _RECEIVE,
+    _SEND,
     *_KEEPALIVE,
     ("grpc.enable_http_proxy", 0),  # a proxy set for the web must not see cluster traffic
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Also the time in which a connection must come about: a frozen peer is noticed, a busy one has a chance.
+    ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 
 Servicer = TypeVar("Servicer")
 Metadata = tuple[tuple[str, str], ...]
 Allows = Callable[[str | None], bool]
+_Given = grpc.aio.Metadata | Sequence[tuple[str, str | bytes]] | None
 _log = logging.getLogger(__name__)
 
 
@@ -118,21 +129,41 @@ class RpcServer:
         await self._server.stop(grace_s)
 
 
-def make_server(
-    host: str, port: int, services: Iterable[Service], secret: str | None, *, allows: Allows | None = None
-) -> RpcServer:
-    """A server bound to one interface; port 0 takes a free one.
+@dataclass(frozen=True, slots=True)
+class PublicDoor:
+    """A server for clients, not for members. `allows`: asked with each call's `authorization` (None: not exactly one).
 
-    `secret` None makes it public; then `allows` is asked with each call's `authorization` (None: not exactly one), if
-    it is given. Raises ConfigError when the address cannot be bound. Must be called inside the running event loop.
+    `tls`: its certificates. None: open, and plain.
     """
-    interceptors = []
-    if secret is not None:
-        interceptors.append(_Authenticate(lambda given: _is_secret(given, secret), "the cluster secret"))
-    elif allows is not None:
-        interceptors.append(_Authenticate(allows, "an API key"))
-    options = _SERVER_OPTIONS if secret is None else (*_SERVER_OPTIONS, *_TRUSTING)
-    server = grpc.aio.server(interceptors=interceptors, options=options)
+
+    allows: Allows | None = None
+    tls: CertificateFiles | None = None
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    max_connections: int = 10_000
+
+    @property
+    def options(self) -> tuple[tuple[str, int], ...]:
+        return (
+            ("grpc.max_receive_message_length", self.max_message_bytes),
+            ("grpc.max_allowed_incoming_connections", self.max_connections),
+            ("grpc.max_connection_idle_ms", _IDLE_MS),
+        )
+
+
+def make_server(host: str, port: int, services: Iterable[Service], door: Credentials | PublicDoor) -> RpcServer:
+    """A server bound to one interface; port 0 takes a free one. `door`: for members of the cluster, or for clients.
+
+    Raises ConfigError when the address cannot be bound. Must be called inside the running event loop.
+    """
+    interceptors: list[_Authenticate] = []
+    members = None
+    if isinstance(door, Credentials):
+        interceptors.append(members := _Members(door))
+        options, tls = _TRUSTING, None if door.tls is None else door.tls.files
+    else:
+        interceptors += [] if door.allows is None else [_Clients(door.allows)]
+        options, tls = door.options, door.tls
+    server = grpc.aio.server(interceptors=interceptors, options=(*_SERVER_OPTIONS, *options))
     checks: _Health = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = []
@@ -140,22 +171,49 @@ def make_server(
         each.add_to(server)
         names.append(each.name)
     reflection.enable_server_reflection([health.SERVICE_NAME, reflection.SERVICE_NAME, *names], server)
-    return RpcServer(server, checks, names, host, _bind(server, host, port))
+    bound = _bind(server, host, port, tls)
+    if members is not None:
+        members.port = bound
+    return RpcServer(server, checks, names, host, bound)
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    """A plain-text channel to `host:port`, with its own connection, limits, keepalive and quick reconnects."""
-    return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS)
+def channel(address: str, tls: NamedTls | None = None) -> grpc.aio.Channel:
+    """A channel to `host:port`: its own connection, limits, keepalive and quick reconnects. Plain without `tls`."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS)
+    name = () if tls.name is None else (("grpc.ssl_target_name_override", tls.name),)
+    return grpc.aio.secure_channel(address, rpc_channel_credentials(tls.files), options=(*_CLIENT_OPTIONS, *name))
 
 
-def auth_metadata(secret: str) -> Metadata:
-    """The metadata every internal call carries; and a tenant's call, with its key."""
-    return (("authorization", _BEARER + secret),)
+def proof_metadata(proof: Proof) -> Metadata:
+    """The metadata of an internal call."""
+    return ((_PROOF, proof.given),)
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+async def check_answer(call: grpc.aio.Call, proof: Proof) -> None:
+    """Wait for the other side's first metadata. Raises ConnectionError, the call cancelled, unless it is a member's."""
+    first = await call.initial_metadata()
+    if proof.is_answered_by(_only(first, _ANSWER)):
+        return
+    reason = "who answers does not know the cluster's secret"
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_REFUSAL_S):
+            reason = f"{(await call.code()).name}: {await call.details()}"
+    call.cancel()
+    raise ConnectionError(reason)
+
+
+def auth_metadata(key: str) -> Metadata:
+    """The metadata of a tenant's call."""
+    return (("authorization", _BEARER + key),)
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int, tls: CertificateFiles | None) -> int:
     try:
-        bound = server.add_insecure_port(_join(host, port))
+        if tls is None:
+            bound = server.add_insecure_port(_join(host, port))
+        else:
+            bound = server.add_secure_port(_join(host, port), rpc_server_credentials(tls))
     except RuntimeError as error:
         raise ConfigError(f"cannot listen on {_join(host, port)}: {error}; is another program using it?") from error
     if bound == 0:
@@ -170,33 +228,81 @@ def _join(host: str, port: int) -> str:
 class _Authenticate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, misc, unused-ignore]
     """Turns away every call without what it `needs`, before a byte of its message is read."""
 
-    def __init__(self, allows: Allows, needs: str) -> None:
-        self._allows = allows
-        self._needs = needs
+    needs = ""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[bytes, bytes]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
-        method = handler_call_details.method
-        given = authorization_of(handler_call_details.invocation_metadata)
-        if method.startswith(_OPEN_TO_ALL) or self._allows(given):
+        method, metadata = handler_call_details.method, handler_call_details.invocation_metadata
+        if method.startswith(_OPEN_TO_ALL):
             return await continuation(handler_call_details)
-        _log.warning("refused a call without %s: %s", self._needs, method[:200])
+        if (told := self.let_in(metadata)) is not None:
+            return _beginning_with(told, await continuation(handler_call_details))
+        _log.warning("refused a call without %s: %s", self.needs, method[:200])
         # Streaming on both sides fits every kind of call: nothing is read before the answer.
         return grpc.stream_stream_rpc_method_handler(self._deny)
 
+    def let_in(self, metadata: _Given) -> Metadata | None:
+        """What the answer begins with; None refuses."""
+        raise NotImplementedError
+
     async def _deny(self, _: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> NoReturn:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"this call needs {self._needs}")
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"this call needs {self.needs}")
         raise AssertionError("abort always raises")
 
 
-def authorization_of(metadata: grpc.aio.Metadata | Sequence[tuple[str, str | bytes]] | None) -> str | None:
+class _Clients(_Authenticate):
+    needs = "an API key"
+
+    def __init__(self, allows: Allows) -> None:
+        self._allows = allows
+
+    def let_in(self, metadata: _Given) -> Metadata | None:
+        return () if self._allows(authorization_of(metadata)) else None
+
+
+class _Members(_Authenticate):
+    needs = "a proof of the cluster secret"
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self.port = 0
+
+    def let_in(self, metadata: _Given) -> Metadata | None:
+        answer = self._credentials.check(_only(metadata, _PROOF), self.port)
+        return None if answer is None else ((_ANSWER, answer),)
+
+
+def _beginning_with(
+    told: Metadata, handler: grpc.RpcMethodHandler[bytes, bytes]
+) -> grpc.RpcMethodHandler[bytes, bytes]:
+    """The same handler, whose answer has `told` as its first metadata, at once."""
+    if not told or handler is None:  # no such method, which the type stubs do not know of
+        return handler
+    sides = (handler.request_streaming, handler.response_streaming)
+    name = "_".join("stream" if streaming else "unary" for streaming in sides)
+    inner: Callable[[Any, Any], Any] = getattr(handler, name)
+
+    async def behave(given: object, context: grpc.aio.ServicerContext[bytes, object]) -> object:
+        await context.send_initial_metadata(told)
+        answer = inner(given, context)
+        if not inspect.isasyncgen(answer):
+            return await answer
+        async for message in answer:
+            await context.write(message)
+        return None
+
+    changed: grpc.RpcMethodHandler[bytes, bytes] = handler._replace(**{name: behave})  # type: ignore[attr-defined]
+    return changed
+
+
+def authorization_of(metadata: _Given) -> str | None:
     """The one `authorization` of a call; None when there is none, or more than one."""
-    given = [value for key, value in metadata or () if key == "authorization"]
+    return _only(metadata, "authorization")
+
+
+def _only(metadata: _Given, key: str) -> str | None:
+    given = [value for name, value in metadata or () if name == key]
     return given[0] if len(given) == 1 and isinstance(given[0], str) else None
-
-
-def _is_secret(given: str | None, secret: str) -> bool:
-    return given is not None and given.startswith(_BEARER) and same_secret(given[len(_BEARER) :], secret)

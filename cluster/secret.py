@@ -1,9 +1,8 @@
-"""The cluster secret: one random string that every internal call carries. Whoever holds it is part of the cluster.
+"""The cluster secret: one random string. Whoever can prove to know it (credentials.py) is part of the cluster.
 
 It is made by `headrace up` in a file that only its owner can read, or mounted, or given as HEADRACE_SECRET.
 """
 
-import hmac
 import os
 import secrets
 import stat
@@ -60,8 +59,3 @@ def cluster_secret(config: ClusterConfig) -> str:
     if config.secret_file is None:
         raise ConfigError("secret_file: not set, nor is HEADRACE_SECRET; a program of the cluster needs one of them")
     return read_secret(Path(config.secret_file))
-
-
-def same_secret(given: str, expected: str) -> bool:
-    """Compare in constant time, so that an answer's delay tells nothing about the secret."""
-    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode())

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import grpc.aio
 
 from cluster.core.errors import TransferError
-from cluster.rpc import auth_metadata, channel
+from cluster.credentials import Credentials
+from cluster.rpc import channel, check_answer, proof_metadata
 from cluster.stubs.common_pb2 import WorkerIdentity
 from cluster.stubs.link_pb2 import FromDecodePeer, FromPrefill, PrefillHello
 from cluster.stubs.link_pb2_grpc import LinkStub
@@ -29,9 +30,9 @@ class LinkEvents:
 class Links:
     """Every open link. `send` never waits. `failure` gets an exception when a link breaks in a way nobody foresaw."""
 
-    def __init__(self, identity: WorkerIdentity, secret: str, events: LinkEvents) -> None:
+    def __init__(self, identity: WorkerIdentity, credentials: Credentials, events: LinkEvents) -> None:
         self._identity = identity
-        self._secret = secret
+        self._credentials = credentials
         self._events = events
         self._outgoing: dict[str, asyncio.Queue[FromDecodePeer]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -65,16 +66,19 @@ class Links:
     async def _run(self, peer: str, address: str) -> None:
         reason = "the link ended"
         try:
-            async with channel(address) as connection:
+            async with channel(address, self._credentials.tls) as connection:
+                proof = self._credentials.proof(address)
                 # grpc's type stubs know only the form with a request iterator; we write by hand.
-                call = LinkStub(connection).Open(metadata=auth_metadata(self._secret))  # type: ignore[call-arg]
-                await asyncio.wait_for(self._greet(peer, call), HELLO_TIMEOUT_S)
+                call = LinkStub(connection).Open(metadata=proof_metadata(proof))  # type: ignore[call-arg]
+                async with asyncio.timeout(HELLO_TIMEOUT_S):
+                    await check_answer(call, proof)
+                    await self._greet(peer, call)
                 if self._tasks.get(peer) is not asyncio.current_task():
                     return  # hung up because of what the hello said
                 reason = await self._talk(peer, call)
         except TimeoutError:
             reason = f"no hello within {HELLO_TIMEOUT_S:.0f} s"
-        except TransferError as error:
+        except (TransferError, ConnectionError) as error:
             reason = str(error)
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"

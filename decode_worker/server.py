@@ -18,6 +18,7 @@ import grpc.aio
 from cluster.core.clock import Clock, SystemClock
 from cluster.core.faults import Faults
 from cluster.core.ids import agent_name, new_epoch
+from cluster.credentials import Credentials
 from cluster.faulty import make_publisher, make_stages, make_stream
 from cluster.program import ProgramContext
 from cluster.rpc import make_server, service
@@ -46,7 +47,7 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
         core: DecodeCore,
         engine: EngineProcess,
         publisher: WatchPublisher,
-        secret: str,
+        credentials: Credentials,
         clock: Clock,
         faults: Faults,
     ) -> None:
@@ -61,7 +62,7 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
         self._flush: asyncio.TimerHandle | None = None
         received = self._link_message_and_stage if self._stages else self._link_message
         events = LinkEvents(self._link_opened, received, self._link_closed)
-        self.links = Links(core.state.facts.identity, secret, events)
+        self.links = Links(core.state.facts.identity, credentials, events)
         self.errors = OwnErrors()
         self.lost: str | None = None
 
@@ -205,9 +206,9 @@ async def serve(context: ProgramContext) -> None:
             routing_stride=core.state.books.routing_stride,
         )
         publisher = make_publisher(hello, core.state.books.routing_keys, core.status, config.timing.heartbeat_s, faults)
-        worker = DecodeServer(core, engine, publisher, context.secret, clock, faults)
+        worker = DecodeServer(core, engine, publisher, context.credentials, clock, faults)
         session = service(session_pb2.DESCRIPTOR, "Session", session_pb2_grpc.add_SessionServicer_to_server, worker)
-        server = make_server(config.host, 0, [session, publisher.service()], context.secret)
+        server = make_server(config.host, 0, [session, publisher.service()], context.credentials)
         for known in (hello.identity, identity):
             known.address = server.address
         life = Life(

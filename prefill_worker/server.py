@@ -153,7 +153,7 @@ async def serve(context: ProgramContext) -> None:
         publisher = make_publisher(watch_hello, core.books.routing_keys, core.status, config.timing.heartbeat_s, faults)
         worker = PrefillServer(core, engine, publisher, clock, faults)
         link = service(link_pb2.DESCRIPTOR, "Link", link_pb2_grpc.add_LinkServicer_to_server, worker)
-        server = make_server(config.host, 0, [link, publisher.service()], context.secret)
+        server = make_server(config.host, 0, [link, publisher.service()], context.credentials)
         for known in (watch_hello.identity, hello.identity):
             known.address = server.address
         life = Life(

@@ -15,7 +15,8 @@ import grpc
 import grpc.aio
 
 from cluster.core.clock import Clock
-from cluster.rpc import Metadata
+from cluster.credentials import Credentials, Proof
+from cluster.rpc import check_answer
 from router.effects import StreamClosed
 
 CONNECT_S = 3.0
@@ -38,14 +39,22 @@ async def connect(connection: grpc.aio.Channel) -> None:
             await connection.wait_for_state_change(state)
 
 
+async def answered(call: grpc.aio.Call, proof: Proof) -> None:
+    """Return when a member of the cluster took the call. Raises ConnectionError, TimeoutError after CONNECT_S."""
+    async with asyncio.timeout(CONNECT_S):
+        await check_answer(call, proof)
+
+
 class StreamKeeper(abc.ABC):
     """One stream, kept up in a task of its own until `close`. `failed` gets errors of our own code, never a peer's."""
 
     longest_delay_s = 3.0
 
-    def __init__(self, address: str, metadata: Metadata, clock: Clock, rng: random.Random, failed: OnFailure) -> None:
+    def __init__(
+        self, address: str, credentials: Credentials, clock: Clock, rng: random.Random, failed: OnFailure
+    ) -> None:
         self.address = address
-        self._metadata = metadata
+        self._credentials = credentials
         self._clock = clock
         self._rng = rng
         self._failed = failed

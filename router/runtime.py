@@ -1,6 +1,6 @@
 """The dispatcher's shell: carries out the core's effects with asyncio and gRPC (router.requests.Dispatcher).
 
-    runtime = RouterRuntime(core, SystemClock(), epoch=epoch, secret=secret)
+    runtime = RouterRuntime(core, SystemClock(), epoch=epoch, credentials=credentials)
     serving = asyncio.create_task(runtime.serve())
     runtime.set_members(["127.0.0.1:4001", "127.0.0.1:4002"])
     async with runtime.run(request) as running:
@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from cluster.core.clock import Clock
 from cluster.core.errors import HeadraceError, IntegrityError, RequestFailed
-from cluster.rpc import auth_metadata
+from cluster.credentials import Credentials
 from cluster.stubs.session_pb2 import FromDecode
 from cluster.stubs.watch_pb2 import WatchEvent
 from router.dispatcher import DispatcherCore
@@ -96,7 +96,7 @@ class RunningRequest:
 class RouterRuntime:
     """Implements router.requests.Dispatcher and router.records.Recorder.
 
-    `serve` must run; `secret` is the cluster's, None when it has none.
+    `serve` must run.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class RouterRuntime:
         clock: Clock,
         *,
         epoch: int,
-        secret: str | None,
+        credentials: Credentials,
         rng: random.Random | None = None,
     ) -> None:
         self._core = core
         self._clock = clock
         self._epoch = epoch
-        self._metadata = () if secret is None else auth_metadata(secret)
+        self._credentials = credentials
         self._rng = rng or random.Random()
         self._running: dict[str, RunningRequest] = {}
         self._watches: dict[str, WatchClient] = {}
@@ -242,7 +242,7 @@ class RouterRuntime:
     def _new_watch(self, address: str) -> WatchClient:
         return WatchClient(
             address,
-            self._metadata,
+            self._credentials,
             self._clock,
             self._rng,
             self._on_failure,
@@ -252,7 +252,7 @@ class RouterRuntime:
 
     def _new_session(self, address: str) -> SessionClient:
         return SessionClient(
-            address, self._metadata, self._clock, self._rng, self._on_failure, on_event=self._on_session
+            address, self._credentials, self._clock, self._rng, self._on_failure, on_event=self._on_session
         )
 
     def _let_close(self, keeper: StreamKeeper) -> None:

@@ -25,15 +25,16 @@ from cluster.core.config import RouterSettings
 from cluster.core.errors import ConfigError
 from cluster.core.ids import new_epoch
 from cluster.program import ProgramContext
-from cluster.rpc import RpcServer, make_server, service
+from cluster.rpc import PublicDoor, RpcServer, make_server, service
 from cluster.stubs import inference_pb2, inference_pb2_grpc
+from cluster.tls import public_files, web_context
 from cluster.worker import model_folder
 from router.dispatcher import DispatcherCore
 from router.front.auth import Gate
 from router.front.door import FrontDoor
 from router.front.grpc_service import InferenceService
 from router.front.http_app import make_app
-from router.front.http_protocol import BoundedHeads
+from router.front.http_protocol import bounded
 from router.front.metrics import FrontMetrics
 from router.front.model_text import load_model_text
 from router.permits import Permits
@@ -92,7 +93,7 @@ async def _assemble(context: ProgramContext, epoch: int) -> tuple[RouterRuntime,
     text = await asyncio.to_thread(load_model_text, Path(folder) if folder else None, config.router.tool_format)
     gate = _gate(context, clock)
     core = DispatcherCore(config.router, config.timing, epoch, random.Random(), weights=gate.tenants.weights)
-    runtime = RouterRuntime(core, clock, epoch=epoch, secret=context.secret)
+    runtime = RouterRuntime(core, clock, epoch=epoch, credentials=context.credentials)
     metrics = FrontMetrics(CollectorRegistry(), clock)
     return runtime, FrontDoor(config.router, config.model_name, text, runtime, clock, metrics, gate)
 
@@ -116,7 +117,9 @@ async def serve(context: ProgramContext) -> None:
         InferenceService(front),
     )
     allows = front.gate.allows if front.gate.tenants.configured else None
-    rpc = make_server(config.router.host, config.router.grpc_port, [inference], None, allows=allows)
+    tls = public_files(config.tls.public)
+    door = PublicDoor(allows, tls, 2 * config.router.max_body_bytes, config.router.max_connections)
+    rpc = make_server(config.router.host, config.router.grpc_port, [inference], door)
     sock = _bind(config.router)
     http = _HttpServer(
         uvicorn.Config(
@@ -125,8 +128,9 @@ async def serve(context: ProgramContext) -> None:
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=math.ceil(config.timing.drain_s + CUT_S),
-            http=BoundedHeads,
+            http=bounded(config.router.max_connections),
             server_header=False,
+            ssl_context_factory=None if tls is None else lambda *_: web_context(tls),
         )
     )
     await rpc.start()
@@ -140,7 +144,9 @@ async def serve(context: ProgramContext) -> None:
     try:
         await http.listening.wait()
         host, port = sock.getsockname()[:2]
-        context.report_ready(address=rpc.address, epoch=epoch, http=f"http://{host}:{port}")
+        context.report_ready(
+            address=rpc.address, epoch=epoch, http=f"{'http' if tls is None else 'https'}://{host}:{port}"
+        )
         await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
         for task in working:
             if task.done():

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from cluster.core.clock import Clock
-from cluster.rpc import Metadata, channel
+from cluster.credentials import Credentials
+from cluster.rpc import channel, proof_metadata
 from cluster.stubs.session_pb2 import FromDecode, FromRouter
 from cluster.stubs.session_pb2_grpc import SessionStub
 from router.effects import StreamClosed, StreamOpened
-from router.links import OnFailure, StreamKeeper, connect
+from router.links import OnFailure, StreamKeeper, answered, connect
 
 if TYPE_CHECKING:
     Call = grpc.aio.StreamStreamCall[FromRouter, FromDecode]
@@ -34,14 +35,14 @@ class SessionClient(StreamKeeper):
     def __init__(
         self,
         address: str,
-        metadata: Metadata,
+        credentials: Credentials,
         clock: Clock,
         rng: random.Random,
         failed: OnFailure,
         *,
         on_event: OnSession,
     ) -> None:
-        super().__init__(address, metadata, clock, rng, failed)
+        super().__init__(address, credentials, clock, rng, failed)
         self._on_event = on_event
         self._outbox: asyncio.Queue[FromRouter | None] | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -52,9 +53,11 @@ class SessionClient(StreamKeeper):
             self._outbox.put_nowait(message)
 
     async def serve(self) -> str:
-        async with channel(self.address) as connection:
+        async with channel(self.address, self._credentials.tls) as connection:
             await connect(connection)
-            call = SessionStub(connection).Open(None, metadata=self._metadata)
+            proof = self._credentials.proof(self.address)
+            call = SessionStub(connection).Open(None, metadata=proof_metadata(proof))
+            await answered(call, proof)
             outbox: asyncio.Queue[FromRouter | None] = asyncio.Queue()
             self._outbox = outbox
             writer = self._writer = asyncio.create_task(_write(call, outbox), name=f"session writer {self.address}")

@@ -4,11 +4,12 @@ import random
 from collections.abc import Callable
 
 from cluster.core.clock import Clock
-from cluster.rpc import Metadata, channel
+from cluster.credentials import Credentials
+from cluster.rpc import channel, proof_metadata
 from cluster.stubs.watch_pb2 import WatchEvent, WatchRequest
 from cluster.stubs.watch_pb2_grpc import WatchStub
 from router.effects import StreamClosed
-from router.links import OnFailure, StreamKeeper, connect
+from router.links import OnFailure, StreamKeeper, answered, connect
 
 OnWatch = Callable[[str, WatchEvent | StreamClosed], None]
 
@@ -19,7 +20,7 @@ class WatchClient(StreamKeeper):
     def __init__(
         self,
         address: str,
-        metadata: Metadata,
+        credentials: Credentials,
         clock: Clock,
         rng: random.Random,
         failed: OnFailure,
@@ -27,14 +28,16 @@ class WatchClient(StreamKeeper):
         epoch: int,
         on_event: OnWatch,
     ) -> None:
-        super().__init__(address, metadata, clock, rng, failed)
+        super().__init__(address, credentials, clock, rng, failed)
         self._epoch = epoch
         self._on_event = on_event
 
     async def serve(self) -> str:
-        async with channel(self.address) as connection:
+        async with channel(self.address, self._credentials.tls) as connection:
             await connect(connection)
-            call = WatchStub(connection).Open(WatchRequest(router_epoch=self._epoch), metadata=self._metadata)
+            proof = self._credentials.proof(self.address)
+            call = WatchStub(connection).Open(WatchRequest(router_epoch=self._epoch), metadata=proof_metadata(proof))
+            await answered(call, proof)
             while isinstance(event := await call.read(), WatchEvent):
                 if not self.current:
                     return "dropped"

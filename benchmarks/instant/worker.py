@@ -133,7 +133,7 @@ async def serve(context: ProgramContext, per_message: int, *, stepped: bool = Fa
     )
     worker = InstantWorker(identity, per_message, stepped=stepped)
     session = service(session_pb2.DESCRIPTOR, "Session", session_pb2_grpc.add_SessionServicer_to_server, worker)
-    server = make_server(context.config.host, 0, [session, publisher.service()], context.secret)
+    server = make_server(context.config.host, 0, [session, publisher.service()], context.credentials)
     hello.identity.address = identity.address = server.address
     life = Life(
         server=server,

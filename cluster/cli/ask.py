@@ -14,6 +14,7 @@ from cluster.core.clock import Clock, SystemClock
 from cluster.core.errors import HeadraceError
 from cluster.rpc import auth_metadata, channel
 from cluster.stubs import inference_pb2, inference_pb2_grpc
+from cluster.tls import NamedTls
 
 _STATUS_WORDS = {
     grpc.StatusCode.UNAVAILABLE: "no router answers there",
@@ -54,14 +55,16 @@ class Answer:
     reason: str = ""
 
 
-def ask(question: Question, address: str, write: Callable[[str], None], clock: Clock | None = None) -> Answer:
+def ask(question: Question, address: str, write: Callable[[str], None], tls: NamedTls | None = None) -> Answer:
     """Ask the router at `address`, hand each piece of text to `write`. Raises AskFailed."""
-    return asyncio.run(_ask(question, address, write, clock or SystemClock()))
+    return asyncio.run(_ask(question, address, write, tls, SystemClock()))
 
 
-async def _ask(question: Question, address: str, write: Callable[[str], None], clock: Clock) -> Answer:
+async def _ask(
+    question: Question, address: str, write: Callable[[str], None], tls: NamedTls | None, clock: Clock
+) -> Answer:
     answer = Answer(clock.now())
-    async with channel(address) as wire:
+    async with channel(address, tls) as wire:
         stub = inference_pb2_grpc.InferenceStub(wire)
         try:
             key = api_key_from_environment()

@@ -1,9 +1,7 @@
 """`headrace explain`: why a recent request went where it went, as told by the router that served it."""
 
 import json
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Sequence
 from typing import TypedDict
 
@@ -11,11 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cluster.cli.web import NoAnswer, get
 from cluster.config import API_KEY_VARIABLE, api_key_from_environment
+from cluster.core.config import PublicTlsSettings
 from cluster.core.errors import HeadraceError
 from cluster.rpc import auth_metadata
 
 ANSWER_S = 5.0
+_FOUND = 200
 _NOT_FOUND = 404
 _UNAUTHENTICATED = 401
 
@@ -62,25 +63,25 @@ class Told(TypedDict):
     attempts: list[AttemptTold]
 
 
-def find(name: str, routers: Sequence[str]) -> Told:
+def find(name: str, routers: Sequence[str], tls: PublicTlsSettings | None = None) -> Told:
     """Ask the routers (base URLs) one after the other. Raises HeadraceError when none knows the request."""
     silent = []
+    key = api_key_from_environment()
+    headers = {} if key is None else dict(auth_metadata(key))
     for router in routers:
+        url = f"{router}/debug/requests/{urllib.parse.quote(name, '')}"
         try:
-            url = f"{router}/debug/requests/{urllib.parse.quote(name, '')}"
-            key = api_key_from_environment()
-            question = urllib.request.Request(url, headers={} if key is None else dict(auth_metadata(key)))
-            with urllib.request.urlopen(question, timeout=ANSWER_S) as answer:
-                told: Told = json.load(answer)
-                return told
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code == _UNAUTHENTICATED:
-                    raise HeadraceError(f"{router} wants a tenant's key, in {API_KEY_VARIABLE}") from error
-                if error.code != _NOT_FOUND:
-                    raise HeadraceError(f"{router} answers with {error.code} {error.reason}") from error
-        except OSError as error:
+            status, body = get(url, tls or PublicTlsSettings(), within_s=ANSWER_S, headers=headers)
+        except NoAnswer as error:
             silent.append(f"{router} does not answer ({error})")
+            continue
+        if status == _FOUND:
+            told: Told = json.loads(body)
+            return told
+        if status == _UNAUTHENTICATED:
+            raise HeadraceError(f"{router} wants a tenant's key, in {API_KEY_VARIABLE}")
+        if status != _NOT_FOUND:
+            raise HeadraceError(f"{router} answers with {status}")
     asked = f"none of {len(routers)} routers knows" if len(routers) > 1 else "the router does not know"
     raise HeadraceError("; ".join([f"{asked} a recent request {name!r}", *silent]))
 

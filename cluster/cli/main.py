@@ -30,10 +30,11 @@ from cluster.cli.start import (
 )
 from cluster.config import cache_home_from_environment, load_config
 from cluster.controller import ClusterStatus
-from cluster.core.config import ClusterConfig
+from cluster.core.config import ClusterConfig, PublicTlsSettings
 from cluster.core.errors import ConfigError, HeadraceError
 from cluster.models.store import default_cache, list_models
 from cluster.run_dir import RunDir, run_dir_of
+from cluster.tls import client_tls
 
 FIRST_QUESTION = (
     "A water mill needs a steady stream. A weir across the river holds the water back, and an open channel called the "
@@ -88,7 +89,7 @@ def up(
         return
     started = start_cluster(config, run_dir, _err(), tied=False)
     show_urls(started.status, _out())
-    _ask_first(started.status, question)
+    _ask_first(started, question)
 
 
 @app.command()
@@ -169,7 +170,9 @@ def generate(
     address: Annotated[str | None, typer.Option("--address", help="host:port of a router's gRPC server")] = None,
 ) -> None:
     """Ask one question over gRPC and stream the answer."""
-    _ask(asking.Question(text, raw, max_tokens, temperature), address or _router_address(run_dir_of(root, name)))
+    run_dir = run_dir_of(root, name)
+    question = asking.Question(text, raw, max_tokens, temperature)
+    _ask(question, address or _router_address(run_dir), _public_tls(run_dir, given=address is not None))
 
 
 @app.command()
@@ -181,7 +184,9 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Why a recent request went where it went, and what became of it: pairs, their costs, times, outcomes."""
-    told = explaining.find(request, [address.rstrip("/")] if address else _router_urls(run_dir_of(root, name)))
+    run_dir = run_dir_of(root, name)
+    routers = [address.rstrip("/")] if address else _router_urls(run_dir)
+    told = explaining.find(request, routers, _public_tls(run_dir, given=address is not None))
     if as_json:
         print(json.dumps(told, indent=2))
     else:
@@ -211,7 +216,7 @@ def _foreground(config: ClusterConfig, run_dir: RunDir, question: str | None) ->
     try:
         with running_cluster(config, run_dir, _err()) as started:
             show_urls(started.status, _out())
-            _ask_first(started.status, question)
+            _ask_first(started, question)
             _out().print("Ctrl-C stops it.", style="dim")
             code = _wait_for_end(started)
     except KeyboardInterrupt:
@@ -230,23 +235,34 @@ def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _ask_first(now: ClusterStatus, question: str | None) -> None:
+def _ask_first(started: Started, question: str | None) -> None:
     if question is None:
         return
-    if not (ready := routers(now)):
+    if not (ready := routers(started.status)):
         raise ConfigError("router.replicas: there is no router to ask")
     _out().print(f"\n[bold]{escape(question)}[/]")
-    _ask(asking.Question(question, temperature=0.0, max_tokens=128), ready[0].address)
+    _ask(
+        asking.Question(question, temperature=0.0, max_tokens=128),
+        ready[0].address,
+        started.run_dir.config().tls.public,
+    )
 
 
-def _ask(question: asking.Question, address: str) -> None:
+def _ask(question: asking.Question, address: str, tls: PublicTlsSettings) -> None:
     def write(piece: str) -> None:
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    answer = asking.ask(question, address, write)
+    answer = asking.ask(question, address, write, client_tls(tls))
     write("\n")
     asking.show_timings(answer, _err())
+
+
+def _public_tls(run_dir: RunDir, *, given: bool) -> PublicTlsSettings:
+    """How this cluster's routers are asked; those at a given address too, if a cluster was ever started here."""
+    if given and not run_dir.config_file.exists():
+        return PublicTlsSettings()
+    return run_dir.config().tls.public
 
 
 def _router_address(run_dir: RunDir) -> str:
@@ -263,7 +279,8 @@ def _router_urls(run_dir: RunDir) -> list[str]:
     """Of every router, as `_router_address` finds one."""
     config = run_dir.config()
     if config.router.http_port and config.router.replicas == 1:
-        return [f"http://{config.router.host}:{config.router.http_port}"]
+        scheme = "http" if config.tls.public.cert_file is None else "https"
+        return [f"{scheme}://{config.router.host}:{config.router.http_port}"]
     urls = [router.http for router in routers(_status(run_dir)) if router.http]
     if not urls:
         raise HeadraceError("no router is ready; see `headrace status`")

@@ -12,8 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,10 +22,11 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from cluster.cli.web import NoAnswer, get
 from cluster.config import cache_home_from_environment, environment, secret_from_environment
 from cluster.controller import ClusterStatus
 from cluster.core.clock import SystemClock, sleep
-from cluster.core.config import ClusterConfig
+from cluster.core.config import ClusterConfig, PublicTlsSettings
 from cluster.core.errors import HeadraceError
 from cluster.models.registry import KNOWN_MODELS
 from cluster.models.store import default_cache, is_pulled, resolve
@@ -115,7 +114,7 @@ def start_cluster(
     head = _start_head(written, run_dir, modules, tied=tied)
     try:
         status = _wait_until_ready(head, run_dir, console)
-        for late in wait_until_served(status, _SERVED_S):
+        for late in wait_until_served(status, _SERVED_S, config.tls.public):
             console.print(f"{late}: no request could be taken yet; `headrace status` and GET /status say why")
         return Started(head, run_dir, status)
     except BaseException:  # Ctrl-C above all
@@ -206,24 +205,23 @@ def _wait_until_ready(head: "subprocess.Popen[bytes]", run_dir: RunDir, console:
     raise StartFailed(f"the head process ended with {head.wait()}: {log}{tail(log)}")
 
 
-def wait_until_served(status: ClusterStatus, patience_s: float) -> list[str]:
+def wait_until_served(status: ClusterStatus, patience_s: float, tls: PublicTlsSettings | None = None) -> list[str]:
     """Wait until every router would take a request, which takes a decode worker. Returns the names of those late."""
     routers = {p.name: p.ready.http for p in status.programs if p.ready is not None and p.ready.http is not None}
+    tls = tls or PublicTlsSettings()
     if not status.desired.get("decode"):
         return []
     clock = SystemClock()
     latest = clock.now() + patience_s
-    while (late := [name for name, url in routers.items() if not _serves(url)]) and clock.now() < latest:
+    while (late := [name for name, url in routers.items() if not _serves(url, tls)]) and clock.now() < latest:
         sleep(_LOOK_S)
     return late
 
 
-def _serves(url: str) -> bool:
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy this machine uses outside
+def _serves(url: str, tls: PublicTlsSettings) -> bool:
     try:
-        with direct.open(f"{url}/ready", timeout=_LOOK_S * 10) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, TimeoutError):  # 503, or nobody yet
+        return get(f"{url}/ready", tls, within_s=_LOOK_S * 10)[0] == 200
+    except NoAnswer:  # not yet
         return False
 
 

@@ -95,6 +95,9 @@ class RouterSettings(Settings):
         64, description="with at most this many positions to compute, a decode worker prefills by itself"
     )
     max_body_bytes: Positive = 4 * 1024 * 1024
+    max_connections: Positive = Field(
+        10_000, description="open at the same time at each of HTTP and gRPC; more are turned away"
+    )
     max_n: Positive = 16
     max_choices: Positive = Field(256, description="choices of one request that has several prompts: prompts x n")
     prompts_at_once: Positive = Field(16, description="of one request's several prompts so many run at a time")
@@ -126,6 +129,50 @@ class TenantSettings(Settings):
     tokens_per_minute: Positive | None = Field(None, description="prompt and output tokens together")
     concurrency: Positive | None = Field(None, description="requests served at the same time")
     operator: bool = Field(False, description="its keys may also read /metrics and /status")
+
+
+class PublicTlsSettings(Settings):
+    """TLS of the routers' doors, HTTP and gRPC, from PEM files that are read again when they change. Unset: none."""
+
+    cert_file: str | None = Field(None, description="the certificate, with those between it and its CA")
+    key_file: str | None = None
+    client_ca_file: str | None = Field(None, description="set: clients need a certificate from one of these (mTLS)")
+    ca_file: str | None = Field(
+        None, description="whom Headrace's own commands believe, for example `headrace generate`; unset: the system's"
+    )
+    server_name: str | None = Field(
+        None, description="the certificate's name, for Headrace's own commands; unset: the address they dial"
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file go together")
+        if self.cert_file is None and self.client_ca_file is not None:
+            raise ValueError("client_ca_file needs cert_file and key_file")
+        return self
+
+
+class InternalTlsSettings(Settings):
+    """Mutual TLS of the streams between routers and workers, on top of the cluster secret. Unset: none."""
+
+    cert_file: str | None = Field(None, description="of every program, for both sides; with the name `server_name`")
+    key_file: str | None = None
+    ca_file: str | None = Field(None, description="whose certificates make a member: a CA for this cluster alone")
+    server_name: str = Field("headrace", description="the name in every program's certificate")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if len({self.cert_file is None, self.key_file is None, self.ca_file is None}) > 1:
+            raise ValueError("cert_file, key_file and ca_file go together")
+        return self
+
+
+class TlsSettings(Settings):
+    """What is encrypted (docs/security.md)."""
+
+    public: PublicTlsSettings = PublicTlsSettings()
+    internal: InternalTlsSettings = InternalTlsSettings()
 
 
 class HandoffSettings(Settings):
@@ -250,6 +297,7 @@ class ClusterConfig(Settings):
     router: RouterSettings = RouterSettings()
     handoff: HandoffSettings = HandoffSettings()
     transport: TransportSettings = TransportSettings()
+    tls: TlsSettings = TlsSettings()
     timing: TimingSettings = TimingSettings()
     store: StoreSettings = StoreSettings()
     tenants: dict[TenantName, TenantSettings] = Field({}, description="none: no keys, one anonymous tenant")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 import grpc
@@ -12,26 +13,46 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from cluster.core.clock import ManualClock, SystemClock
 from cluster.core.errors import ConfigError
 from cluster.core.keys import KEYS_PER_MESSAGE
-from cluster.rpc import RpcServer, auth_metadata, channel, make_server
+from cluster.credentials import Credentials
+from cluster.rpc import Metadata, RpcServer, auth_metadata, channel, make_server, proof_metadata
 from cluster.stubs import common_pb2, watch_pb2, watch_pb2_grpc
 from cluster.stubs.watch_pb2 import WatchEvent, WatchRequest
 from cluster.watch import QUEUE_EVENTS, WatchPublisher
+from router.effects import StreamClosed
+from router.session_client import SessionClient
 
 if TYPE_CHECKING:
     Events = grpc.aio.UnaryStreamCall[WatchRequest, WatchEvent]
 
 SECRET = "0123456789abcdef"
-GOOD = auth_metadata(SECRET)
-BAD_CREDENTIALS = {
-    "none": (),
-    "wrong": auth_metadata("0123456789abcdeF"),
-    "prefix": auth_metadata(SECRET[:-1]),
-    "no scheme": (("authorization", SECRET),),
-    "other scheme": (("authorization", "Basic " + SECRET),),
-    "two": GOOD + auth_metadata("x"),
-    "not ascii": (("authorization", b"Bearer \xff\xfe"),),
+MEMBER = Credentials(SECRET)
+
+
+def good(address: str) -> Metadata:
+    """A proof for one call: it is good once."""
+    return proof_metadata(MEMBER.proof(address))
+
+
+def stale(address: str) -> Metadata:
+    clock = ManualClock()
+    return proof_metadata(Credentials(SECRET, clock=clock).proof(address))  # made in 2023
+
+
+BAD_CREDENTIALS: dict[str, Callable[[str], Metadata]] = {
+    "none": lambda _: (),
+    "wrong": lambda address: proof_metadata(Credentials("0123456789abcdeF").proof(address)),
+    "prefix": lambda address: proof_metadata(Credentials(SECRET[:-1]).proof(address)),
+    "the secret itself": lambda _: (("headrace-proof", SECRET),),
+    "the secret as a key": lambda _: auth_metadata(SECRET),
+    "two": lambda address: good(address) + good(address),
+    "cut short": lambda address: (("headrace-proof", good(address)[0][1][:-1]),),
+    "for another port": lambda _: good("127.0.0.1:1"),
+    "old": stale,
+    "dots": lambda _: (("headrace-proof", "." * 300),),
+    "not ascii": lambda _: (("headrace-proof", b"a.b.\xff\xfe"),),  # type: ignore[dict-item, return-value, arg-type]
 }
 
 
@@ -63,7 +84,10 @@ class Worker:
         self.state = watch_pb2.Status(ready=True, free_blocks=7)
         hello = watch_pb2.WatchHello(identity=common_pb2.WorkerIdentity(worker="decode-0", epoch=2**64 - 1))
         self.publisher = WatchPublisher(hello, self.snapshot, lambda: self.state, heartbeat_s=3600.0)
-        self.server: RpcServer = make_server("127.0.0.1", 0, [self.publisher.service()], SECRET)
+        self.server: RpcServer = make_server("127.0.0.1", 0, [self.publisher.service()], Credentials(SECRET))
+
+    def good(self) -> Metadata:
+        return good(self.server.address)
 
     def snapshot(self) -> list[bytes]:
         return sorted(self.index)
@@ -86,13 +110,58 @@ async def wire(worker: Worker) -> AsyncIterator[grpc.aio.Channel]:
 
 @pytest.mark.parametrize("credentials", BAD_CREDENTIALS.values(), ids=BAD_CREDENTIALS)
 async def test_calls_without_the_secret_are_refused(
-    wire: grpc.aio.Channel, credentials: tuple[tuple[str, str], ...]
+    worker: Worker, wire: grpc.aio.Channel, credentials: Callable[[str], Metadata]
 ) -> None:
     stub = watch_pb2_grpc.WatchStub(wire)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await drained(stub.Open(WatchRequest(), metadata=credentials, timeout=5))
+        await drained(stub.Open(WatchRequest(), metadata=credentials(worker.server.address), timeout=5))
     expected = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INTERNAL}  # INTERNAL: not a legal header at all
     assert refused.value.code() in expected
+
+
+async def test_a_proof_that_was_overheard_is_good_for_nothing(worker: Worker, wire: grpc.aio.Channel) -> None:
+    overheard = good(worker.server.address)
+    first = watch_pb2_grpc.WatchStub(wire).Open(WatchRequest(), metadata=overheard, timeout=5)
+    await opening(first)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await drained(watch_pb2_grpc.WatchStub(wire).Open(WatchRequest(), metadata=overheard, timeout=5))
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_who_listens_where_a_worker_was_learns_nothing_and_is_not_believed() -> None:
+    """It speaks the protocol, lets everybody in, and repeats what it was told."""
+    said: list[object] = []
+
+    async def pretend(given: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        metadata = dict(context.invocation_metadata() or ())
+        said.append(metadata)
+        await context.send_initial_metadata((("headrace-answer", str(metadata["headrace-proof"])),))
+        said.extend([message async for message in given])
+
+    stranger = grpc.aio.server()
+    handler = grpc.stream_stream_rpc_method_handler(pretend)
+    stranger.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("headrace.v1.Session", {"Open": handler}),))
+    address = f"127.0.0.1:{stranger.add_insecure_port('127.0.0.1:0')}"
+    await stranger.start()
+    events: asyncio.Queue[object] = asyncio.Queue()
+    keeper = SessionClient(
+        address, MEMBER, SystemClock(), random.Random(1), events.put_nowait, on_event=lambda _, e: events.put_nowait(e)
+    )
+    keeper.open()
+    closed = await asyncio.wait_for(events.get(), 10)
+    await keeper.close()
+    await stranger.stop(0)
+    assert isinstance(closed, StreamClosed), closed
+    assert "secret" in closed.reason
+    assert len(said) == 1, "nothing but the first metadata came"
+    assert SECRET not in str(said)
+
+
+async def test_an_unknown_method_with_a_proof_is_unknown(worker: Worker, wire: grpc.aio.Channel) -> None:
+    call = wire.unary_unary("/headrace.v1.Nothing/Here", bytes, bytes)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call(b"", metadata=worker.good(), timeout=5)
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_an_unknown_method_without_the_secret_does_not_tell_that_it_is_unknown(wire: grpc.aio.Channel) -> None:
@@ -119,20 +188,20 @@ async def test_the_health_of_an_unknown_service_is_not_found(wire: grpc.aio.Chan
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_reflection_needs_the_secret_and_lists_the_services(wire: grpc.aio.Channel) -> None:
+async def test_reflection_needs_the_secret_and_lists_the_services(worker: Worker, wire: grpc.aio.Channel) -> None:
     stub = reflection_pb2_grpc.ServerReflectionStub(wire)
     question = reflection_pb2.ServerReflectionRequest(list_services="")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stub.ServerReflectionInfo(iter([question]), timeout=5).read()
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    answers = [a async for a in stub.ServerReflectionInfo(iter([question]), metadata=GOOD, timeout=5)]
+    answers = [a async for a in stub.ServerReflectionInfo(iter([question]), metadata=worker.good(), timeout=5)]
     names = {each.name for each in answers[0].list_services_response.service}
     assert "headrace.v1.Watch" in names
 
 
 async def test_two_servers_never_share_a_port(worker: Worker) -> None:
     with pytest.raises(ConfigError, match=str(worker.server.port)):
-        make_server("127.0.0.1", worker.server.port, [], SECRET)
+        make_server("127.0.0.1", worker.server.port, [], Credentials(SECRET))
 
 
 async def test_the_bound_interface_is_the_given_one(worker: Worker) -> None:
@@ -142,7 +211,7 @@ async def test_the_bound_interface_is_the_given_one(worker: Worker) -> None:
 
 
 async def test_watch_begins_with_hello_snapshot_and_status(worker: Worker, wire: grpc.aio.Channel) -> None:
-    stream = watch_pb2_grpc.WatchStub(wire).Open(WatchRequest(), metadata=GOOD, timeout=10)
+    stream = watch_pb2_grpc.WatchStub(wire).Open(WatchRequest(), metadata=worker.good(), timeout=10)
     first = await opening(stream)
     assert [event.WhichOneof("event") for event in first] == ["hello", "snapshot", "status"]
     assert [event.sequence for event in first] == [1, 2, 3]
@@ -155,7 +224,7 @@ async def test_a_large_cache_comes_in_pieces_and_what_changes_meanwhile_comes_af
     worker: Worker, wire: grpc.aio.Channel
 ) -> None:
     worker.index = {b"%016d" % number for number in range(2 * KEYS_PER_MESSAGE + 1)}
-    stream = watch_pb2_grpc.WatchStub(wire).Open(WatchRequest(), metadata=GOOD, timeout=10)
+    stream = watch_pb2_grpc.WatchStub(wire).Open(WatchRequest(), metadata=worker.good(), timeout=10)
     events = [await following(stream)]
     gone, kept = sorted(worker.index)[-1], worker.snapshot()
     worker.index.discard(gone)
@@ -169,7 +238,7 @@ async def test_a_large_cache_comes_in_pieces_and_what_changes_meanwhile_comes_af
 
 
 async def test_watch_sends_only_the_last_state_of_a_key_in_a_batch(worker: Worker, wire: grpc.aio.Channel) -> None:
-    stream = watch_pb2_grpc.WatchStub(wire).Open(WatchRequest(), metadata=GOOD, timeout=10)
+    stream = watch_pb2_grpc.WatchStub(wire).Open(WatchRequest(), metadata=worker.good(), timeout=10)
     await opening(stream)
     stays, leaves = b"a" * 16, b"b" * 16
     worker.publisher.publish_stored([stays, leaves])
@@ -183,7 +252,7 @@ async def test_watch_sends_only_the_last_state_of_a_key_in_a_batch(worker: Worke
 
 
 async def test_watch_ends_in_order_when_the_worker_stops(worker: Worker, wire: grpc.aio.Channel) -> None:
-    stream = watch_pb2_grpc.WatchStub(wire).Open(WatchRequest(), metadata=GOOD, timeout=10)
+    stream = watch_pb2_grpc.WatchStub(wire).Open(WatchRequest(), metadata=worker.good(), timeout=10)
     await opening(stream)
     beating = asyncio.ensure_future(worker.publisher.run())
     assert (await following(stream)).WhichOneof("event") == "status"
@@ -196,9 +265,9 @@ async def test_a_watcher_that_does_not_read_is_dropped_and_others_are_served(wor
     bulky = {"x" * 60 * 1024: 1}  # so that the buffers on the way fill up before the queue does
     worker.state = watch_pb2.Status(ready=True, counters=bulky)
     async with channel(worker.server.address) as first, channel(worker.server.address) as second:
-        silent = watch_pb2_grpc.WatchStub(first).Open(WatchRequest(), metadata=GOOD, timeout=30)
+        silent = watch_pb2_grpc.WatchStub(first).Open(WatchRequest(), metadata=worker.good(), timeout=30)
         await silent.initial_metadata()
-        reading = watch_pb2_grpc.WatchStub(second).Open(WatchRequest(), metadata=GOOD, timeout=30)
+        reading = watch_pb2_grpc.WatchStub(second).Open(WatchRequest(), metadata=worker.good(), timeout=30)
         await opening(reading)
         assert worker.publisher.subscribers == 2
         sequence = 3

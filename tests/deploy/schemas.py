@@ -43,7 +43,23 @@ _ROUTE = _object(
         },
     },
 )
-_ENDPOINT = _object(["port", "path"], {key: {"type": "string"} for key in ("port", "path", "interval")})
+_ENDPOINT = _object(
+    ["port", "path"],
+    {
+        **{key: {"type": "string"} for key in ("port", "path", "interval")},
+        "scheme": {"enum": ["http", "https"]},
+        "tlsConfig": _object(
+            [],
+            {
+                "serverName": {"type": "string"},
+                "ca": _object(
+                    ["secret"],
+                    {"secret": _object(["name", "key"], {key: {"type": "string"} for key in ("name", "key")})},
+                ),
+            },
+        ),
+    },
+)
 _MONITOR = _object(
     ["selector", "endpoints"],
     {

@@ -15,6 +15,7 @@ from tests.deploy.chart import CHART, GOLDEN, GROUPS, NAMES, Object, golden_text
 from tests.deploy.schemas import validate
 
 POOLS = ("prefill", "decode", "router")
+FILES_OF_A_SECRET = ("tls.crt", "tls.key", "ca.crt")
 KV_POOLS: tuple[Literal["prefill"], Literal["decode"]] = ("prefill", "decode")
 
 
@@ -223,6 +224,30 @@ def test_kv_ports_and_worker_ports_are_those_the_pods_are_told() -> None:
     assert parse_config(rendered.config).transport.port_range == (7200, 7299)
     sysctls = {each["name"]: each["value"] for each in rendered.pod("decode")["securityContext"]["sysctls"]}
     assert sysctls == {"net.ipv4.ip_local_port_range": "20000 29999"}
+
+
+def test_certificates_are_mounted_where_they_are_needed_and_renew() -> None:
+    """By whole volumes: what is mounted by subPath stays as it was when the pod started."""
+    rendered = variant("tls-inside")
+    tls = parse_config(rendered.config).tls
+    wanted = {"head": {"public"}, "prefill": {"internal"}, "decode": {"internal"}, "router": {"public", "internal"}}
+    for group in GROUPS:
+        mounts = {each["mountPath"]: each for each in rendered.container(group)["volumeMounts"]}
+        folders = {path.rpartition("/")[2] for path in mounts if path.startswith("/etc/headrace/tls/")}
+        assert folders == wanted[group]
+        assert not any("subPath" in mounts[f"/etc/headrace/tls/{folder}"] for folder in folders)
+        volumes = {each["name"] for each in rendered.pod(group)["volumes"] if "secret" in each}
+        assert {f"tls-{folder}" for folder in folders} <= volumes
+    named = (tls.public.cert_file, tls.public.key_file, tls.public.ca_file)
+    named += (tls.internal.cert_file, tls.internal.key_file, tls.internal.ca_file)
+    sides = [f"/etc/headrace/tls/{side}/{file}" for side in ("public", "internal") for file in FILES_OF_A_SECRET]
+    assert list(named) == sides
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert rendered.container("router")[probe]["httpGet"]["scheme"] == "HTTPS"
+        assert "scheme" not in variant("minimal").container("router")[probe]["httpGet"]
+    (monitor,) = rendered.of("ServiceMonitor")
+    assert monitor["spec"]["endpoints"][0]["scheme"] == "https"
+    assert parse_config(variant("minimal").config).tls.internal.cert_file is None
 
 
 def test_notes_say_how_to_ask_and_how_to_scale() -> None:

@@ -55,6 +55,10 @@ REFUSED = {
     "autoscaling: {upscalingMode: Fast}": "/autoscaling/upscalingMode",
     "fullnameOverride: Head_Race": "/fullnameOverride",
     "auth: {existingSecret: A B}": "/auth/existingSecret",
+    "tls: {public: {existingSecret: A B}}": "/tls/public/existingSecret",
+    "tls: {internal: {serverName: ''}}": "/tls/internal/serverName",
+    "tls: {internal: {cert: a}}": "cert",
+    "config: {tls: {}}": "config.tls: the chart sets it",
 }
 
 

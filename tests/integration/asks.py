@@ -111,7 +111,7 @@ async def ask_http(
 
     `started` is called when the answer begins.
     """
-    raw = post_bytes(PATH, json.dumps(ask.body()).encode())
+    raw = post_bytes(PATH, json.dumps(ask.body()).encode(), **stack.headers)
     async with connect(stack.url) as connection:
         if leave is None:
             await connection.send(raw)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.core.config import ClusterConfig
-from cluster.rpc import auth_metadata, channel
+from cluster.credentials import Credentials
+from cluster.rpc import channel, check_answer, proof_metadata
 from cluster.stubs.common_pb2 import Sampling
 from cluster.stubs.link_pb2_grpc import LinkStub
 from cluster.stubs.session_pb2 import FromDecode, SampleState, Submit
@@ -39,16 +40,19 @@ async def assert_unhurt(running: Stack, pids: dict[str, tuple[int, ...]]) -> Non
     assert running.pids() == pids
 
 
-def secret(running: Stack) -> str:
-    return Path(running.cluster.config.secret_file or "").read_text().strip()
+def credentials(running: Stack) -> Credentials:
+    return Credentials(Path(running.cluster.config.secret_file or "").read_text().strip())
 
 
 @contextlib.asynccontextmanager
 async def stream(running: Stack, worker: str, service_name: str) -> AsyncIterator[Any]:
     """An internal bidirectional stream to a worker, as somebody who knows the secret."""
-    async with channel(running.cluster.ready(worker).address) as connection:
+    address = running.cluster.ready(worker).address
+    async with channel(address) as connection:
         stub = {"Session": SessionStub, "Link": LinkStub}[service_name](connection)
-        call = stub.Open(metadata=auth_metadata(secret(running)))
+        proof = credentials(running).proof(address)
+        call = stub.Open(metadata=proof_metadata(proof))
+        await check_answer(call, proof)
         yield call
         call.cancel()
 

@@ -177,6 +177,11 @@ class Stack:
     def url(self) -> str:
         return self.cluster.url
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request must bring."""
+        return self._headers
+
     async def call(self, raw: bytes, *, within_s: float = 10.0) -> HttpAnswer:
         """Send bytes to the HTTP door, return what comes back until the connection ends."""
         async with asyncio.timeout(within_s), connect(self.url) as connection:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from cluster.cli.keys import digest_of, new_key
 from cluster.core.clock import SystemClock
 from cluster.core.config import TenantSettings
-from cluster.rpc import make_server, service
+from cluster.rpc import PublicDoor, make_server, service
 from cluster.stubs import inference_pb2 as pb
 from cluster.stubs.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
 from router.front.auth import OPEN, Gate
@@ -228,7 +228,7 @@ async def test_a_full_queue_is_told_before_the_body_is_understood() -> None:
 async def test_grpc_needs_a_key_for_everything_but_health() -> None:
     front = make_front(FakeDispatcher(say("abc")), gate=gate())
     ours = service(pb.DESCRIPTOR, "Inference", add_InferenceServicer_to_server, InferenceService(front))
-    server = make_server("127.0.0.1", 0, [ours], None, allows=front.gate.allows)
+    server = make_server("127.0.0.1", 0, [ours], PublicDoor(front.gate.allows))
     await server.start()
     hello = pb.GenerateRequest(prompt="hello", max_tokens=3)
     async with grpc.aio.insecure_channel(server.address) as channel:

@@ -8,7 +8,7 @@ from google.protobuf import json_format, message_factory
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from cluster.rpc import make_server, service
+from cluster.rpc import PublicDoor, make_server, service
 from cluster.stubs import inference_pb2, inference_pb2_grpc
 from router.front.grpc_service import InferenceService
 from tests.fakes.dispatcher import FakeDispatcher, say
@@ -52,7 +52,7 @@ async def test_list_describe_and_call_by_descriptor() -> None:
         inference_pb2_grpc.add_InferenceServicer_to_server,
         InferenceService(front),
     )
-    server = make_server("127.0.0.1", 0, [inference], None)
+    server = make_server("127.0.0.1", 0, [inference], PublicDoor())
     await server.start()
     try:
         stranger = Stranger(server.address)

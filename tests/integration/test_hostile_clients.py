@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from cluster.core.ids import new_epoch
-from cluster.rpc import auth_metadata, channel
+from cluster.rpc import channel, proof_metadata
 from cluster.stubs.common_pb2 import Sampling, WorkerAddress, WorkerIdentity
 from cluster.stubs.link_pb2 import (
     BlockRef,
@@ -40,8 +40,8 @@ from tests.integration.inside import (
     answer,
     assert_unhurt,
     attempts,
+    credentials,
     hear,
-    secret,
     small_cluster,
     stream,
     submit,
@@ -84,9 +84,10 @@ async def test_without_the_secret_nothing_answers(running: Stack, worker: str, m
 @pytest.mark.parametrize(("worker", "name"), [("decode-0", "Session"), ("prefill-0", "Link"), ("decode-0", "Watch")])
 @pytest.mark.parametrize("garbage", [b"\xff" * 100, b"\x12\xff\xff\xff\xff\x7f", bytes(1_000_000)])
 async def test_bytes_that_are_no_message(running: Stack, worker: str, name: str, garbage: bytes) -> None:
-    async with channel(running.cluster.ready(worker).address) as connection:
+    address = running.cluster.ready(worker).address
+    async with channel(address) as connection:
         call = connection.stream_stream(f"/headrace.v1.{name}/Open", None, None)(
-            None, metadata=auth_metadata(secret(running))
+            None, metadata=proof_metadata(credentials(running).proof(address))
         )
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await call.write(garbage)

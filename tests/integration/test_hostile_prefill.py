@@ -35,7 +35,17 @@ from cluster.stubs.session_pb2 import (
 )
 from tests.contract.kv_holder import ProcessHolder, content
 from tests.integration.asks import EOS
-from tests.integration.inside import RIGHT, answer, assert_unhurt, attempts, hear, secret, small_cluster, stream, submit
+from tests.integration.inside import (
+    RIGHT,
+    answer,
+    assert_unhurt,
+    attempts,
+    credentials,
+    hear,
+    small_cluster,
+    stream,
+    submit,
+)
 from tests.integration.stack import BLOCK, Stack, stack, until
 
 
@@ -192,7 +202,7 @@ async def real_hello(running: Stack) -> PrefillHello:
 @contextlib.asynccontextmanager
 async def listening(running: Stack, fake: FakePrefill) -> AsyncIterator[WorkerAddress]:
     listener = service(link_pb2.DESCRIPTOR, "Link", link_pb2_grpc.add_LinkServicer_to_server, fake)
-    server = make_server("127.0.0.1", 0, [listener], secret(running))
+    server = make_server("127.0.0.1", 0, [listener], credentials(running))
     await server.start()
     try:
         yield WorkerAddress(worker=fake.hello.identity.worker, epoch=fake.hello.identity.epoch, address=server.address)

@@ -31,6 +31,11 @@ def _stay_in_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(socket.socket, "connect", connect)
     if request.node.get_closest_marker("processes") is None:
         monkeypatch.setattr(subprocess.Popen, "__init__", popen)
-    for module, name in (("ray", "init"), ("grpc.aio", "server"), ("grpc.aio", "insecure_channel")):
+    for module, name in (
+        ("ray", "init"),
+        ("grpc.aio", "server"),
+        ("grpc.aio", "insecure_channel"),
+        ("grpc.aio", "secure_channel"),
+    ):
         if module in sys.modules:
             monkeypatch.setattr(sys.modules[module], name, refuse)

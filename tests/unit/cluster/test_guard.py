@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 
+import grpc
 import grpc.aio
 import pytest
 
@@ -23,5 +24,7 @@ def test_no_connection() -> None:
 def test_no_grpc() -> None:
     with pytest.raises(AssertionError):
         channel("127.0.0.1:1")
+    with pytest.raises(AssertionError):
+        grpc.aio.secure_channel("127.0.0.1:1", grpc.local_channel_credentials())
     with pytest.raises(AssertionError):
         grpc.aio.server()

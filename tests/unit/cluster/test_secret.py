@@ -7,7 +7,8 @@ import pytest
 
 from cluster.config import SECRET_VARIABLE, load_config
 from cluster.core.errors import ConfigError
-from cluster.secret import cluster_secret, create_secret, read_secret, same_secret
+from cluster.credentials import same_secret
+from cluster.secret import cluster_secret, create_secret, read_secret
 
 
 def test_made_once_with_mode_0600(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from cluster.core.clock import ManualClock
 from cluster.core.config import RouterSettings, TimingSettings
 from cluster.core.errors import HeadraceError, IntegrityError, Overloaded
+from cluster.credentials import Credentials
 from router.dispatcher import DispatcherCore
 from router.requests import Request
 from router.runtime import RouterRuntime
@@ -22,7 +23,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch, method: str, error: Exception) -> R
         raise error
 
     monkeypatch.setattr(core, method, fail)
-    return RouterRuntime(core, ManualClock(), epoch=1, secret=None)
+    return RouterRuntime(core, ManualClock(), epoch=1, credentials=Credentials("a secret"))
 
 
 @pytest.mark.parametrize("method", ["add_request", "cancel", "stop"])

@@ -93,7 +93,7 @@ supervisor's 10 s, and 20 s for the preStop command to start and for endpoints t
 {{- fail (printf "pools.%s.replicas: %d programs do not fit between minReplicas %d and maxReplicas %d" $role ($pool.replicas | int) ($pool.minReplicas | int) ($pool.maxReplicas | int)) -}}
 {{- end -}}
 {{- end -}}
-{{- range $key := list "name" "model" "served_name" "host" "secret_file" "ray" "store" "transport" -}}
+{{- range $key := list "name" "model" "served_name" "host" "secret_file" "tls" "ray" "store" "transport" -}}
 {{- if hasKey $.Values.config $key -}}
 {{- fail (printf "config.%s: the chart sets it from its own values; see values.yaml" $key) -}}
 {{- end -}}
@@ -150,5 +150,20 @@ supervisor's 10 s, and 20 s for the preStop command to start and for endpoints t
   "ray" (dict "address" (printf "%s-head-svc.%s.svc:%d" (include "headrace.fullname" .) .Release.Namespace (.Values.ports.gcs | int)))
 -}}
 {{- with .Values.model.servedName -}}{{- $_ := set $own "served_name" . -}}{{- end -}}
+{{- $tls := dict -}}
+{{- with .Values.tls.public -}}
+{{- if .existingSecret -}}
+{{- $public := dict "cert_file" "/etc/headrace/tls/public/tls.crt" "key_file" "/etc/headrace/tls/public/tls.key" -}}
+{{- if .ownCa -}}{{- $_ := set $public "ca_file" "/etc/headrace/tls/public/ca.crt" -}}{{- end -}}
+{{- if .serverName -}}{{- $_ := set $public "server_name" .serverName -}}{{- end -}}
+{{- $_ := set $tls "public" $public -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.tls.internal -}}
+{{- if .existingSecret -}}
+{{- $_ := set $tls "internal" (dict "cert_file" "/etc/headrace/tls/internal/tls.crt" "key_file" "/etc/headrace/tls/internal/tls.key" "ca_file" "/etc/headrace/tls/internal/ca.crt" "server_name" .serverName) -}}
+{{- end -}}
+{{- end -}}
+{{- if $tls -}}{{- $_ := set $own "tls" $tls -}}{{- end -}}
 {{- toYaml (mergeOverwrite (deepCopy .Values.config) $own) -}}
 {{- end -}}

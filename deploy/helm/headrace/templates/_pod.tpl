@@ -67,6 +67,15 @@
 {{- end }}
 {{- end -}}
 
+{{/* Which certificates a pod needs: commands on the head ask routers. Mounted whole, never by subPath: that would not renew. */}}
+{{- define "headrace.tlsSides" -}}
+{{- $v := .root.Values -}}
+{{- $sides := list -}}
+{{- if and $v.tls.public.existingSecret (has .group (list "head" "router")) -}}{{- $sides = append $sides "public" -}}{{- end -}}
+{{- if and $v.tls.internal.existingSecret (ne .group "head") -}}{{- $sides = append $sides "internal" -}}{{- end -}}
+{{- toJson $sides -}}
+{{- end -}}
+
 {{- define "headrace.volumeMounts" -}}
 {{- $v := .root.Values -}}
 - name: config
@@ -76,6 +85,11 @@
 - name: secret
   mountPath: /etc/headrace/secret
   readOnly: true
+{{- range $side := include "headrace.tlsSides" . | fromJsonArray }}
+- name: tls-{{ $side }}
+  mountPath: /etc/headrace/tls/{{ $side }}
+  readOnly: true
+{{- end }}
 - name: home
   mountPath: /home/headrace
 - name: tmp
@@ -110,6 +124,12 @@
     items:
       - key: cluster-secret
         path: cluster-secret
+{{- range $side := include "headrace.tlsSides" . | fromJsonArray }}
+- name: tls-{{ $side }}
+  secret:
+    secretName: {{ (index $v.tls $side).existingSecret }}
+    defaultMode: 0440
+{{- end }}
 - name: home
   emptyDir: {}
 - name: tmp
@@ -184,6 +204,7 @@ only when Ray on it, or a router for minutes, does not answer. Ready is a pod wh
 */}}
 {{- define "headrace.probes" -}}
 {{- $v := .root.Values -}}
+{{- $scheme := ternary ", scheme: HTTPS" "" (ne $v.tls.public.existingSecret "") -}}
 {{- if eq .group "head" }}
 startupProbe:
   tcpSocket: {port: gcs}
@@ -199,16 +220,16 @@ readinessProbe:
   periodSeconds: 5
 {{- else if eq .group "router" }}
 startupProbe:
-  httpGet: {path: /live, port: http}
+  httpGet: {path: /live, port: http{{ $scheme }}}
   periodSeconds: 5
   failureThreshold: 120
 livenessProbe:
-  httpGet: {path: /live, port: http}
+  httpGet: {path: /live, port: http{{ $scheme }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 30
 readinessProbe:
-  httpGet: {path: /ready, port: http}
+  httpGet: {path: /ready, port: http{{ $scheme }}}
   periodSeconds: 2
   timeoutSeconds: 2
   failureThreshold: 2

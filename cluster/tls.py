@@ -1,0 +1,177 @@
+"""Certificates of our listeners and clients, from PEM files; a file that changed counts from the next handshake on.
+
+1. look   at the files' times on every handshake, which costs microseconds; nothing polls
+2. read   all of them, and again if one was replaced meanwhile; certificate and key must belong together
+3. keep   the last good ones while new ones cannot be used, and say so once
+
+Connections that are up stay up: a handshake is all that certificates are for.
+"""
+
+import contextlib
+import logging
+import os
+import ssl
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from cluster.core.config import InternalTlsSettings, PublicTlsSettings
+from cluster.core.errors import ConfigError
+
+_TRIES = 3  # who replaces several files does not take longer
+_log = logging.getLogger(__name__)
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """PEM bytes. `ca`: whom we believe; without one a server asks nobody for a certificate."""
+
+    chain: bytes
+    key: bytes
+    ca: bytes | None
+
+
+class CertificateFiles:
+    """The newest good content of some files. Thread-safe: gRPC asks from threads of its own."""
+
+    def __init__(self, cert_file: str, key_file: str, ca_file: str | None) -> None:
+        """Raises ConfigError when they cannot be used."""
+        self._cert, self._key, self._ca = Path(cert_file), Path(key_file), Path(ca_file) if ca_file else None
+        self._lock = threading.Lock()
+        try:
+            self._seen, self._current = self._read()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"tls: {self} cannot be used: {error}") from error
+
+    def __str__(self) -> str:
+        return ", ".join(str(file) for file in self._files)
+
+    @property
+    def wants_clients(self) -> bool:
+        """Whether clients need a certificate too (mTLS)."""
+        return self._ca is not None
+
+    def current(self) -> Certificates:
+        """Never raises: the old ones go on where the new ones cannot."""
+        with self._lock:
+            try:
+                if self._stamp() != self._seen:
+                    self._seen, self._current = self._read()
+                    _log.info("read new certificates: %s", self)
+            except (OSError, ValueError) as error:
+                with contextlib.suppress(OSError):
+                    self._seen = self._stamp()  # told once, until they change again
+                _log.error("tls: %s cannot be used, the old ones go on: %s", self, error)
+            return self._current
+
+    @property
+    def _files(self) -> tuple[Path, ...]:
+        return (self._cert, self._key, *(() if self._ca is None else (self._ca,)))
+
+    def _stamp(self) -> Stamp:
+        stats = [os.stat(file) for file in self._files]  # follows links: a mounted secret is one
+        return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats)
+
+    def _read(self) -> tuple[Stamp, Certificates]:
+        """Raises OSError (ssl.SSLError is one), ValueError."""
+        for _ in range(_TRIES):
+            before = self._stamp()
+            self.context(ssl.PROTOCOL_TLS_SERVER)  # OpenSSL sees whether they are certificates, and belong together
+            ca = None if self._ca is None else self._ca.read_bytes()
+            read = Certificates(self._cert.read_bytes(), self._key.read_bytes(), ca)
+            if self._stamp() == before:
+                return before, read
+        raise ValueError("the files change all the time")
+
+    def context(self, protocol: int) -> ssl.SSLContext:
+        """A new context of these files, for one side: TLS 1.2 or newer. Raises OSError."""
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(self._cert, self._key, password="")  # never asks a terminal for one
+        if self._ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(self._ca)
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTls:
+    """What a client needs: certificates, and the name that the server's must have; None: the address dialled."""
+
+    files: CertificateFiles
+    name: str | None
+
+
+def internal_tls(settings: InternalTlsSettings) -> NamedTls | None:
+    """Of streams between routers and workers: both sides show a certificate. None when not configured.
+
+    Raises ConfigError.
+    """
+    if settings.cert_file is None or settings.key_file is None:
+        return None
+    return NamedTls(CertificateFiles(settings.cert_file, settings.key_file, settings.ca_file), settings.server_name)
+
+
+def public_files(settings: PublicTlsSettings) -> CertificateFiles | None:
+    """Of the routers' doors. None when not configured. Raises ConfigError."""
+    if settings.cert_file is None or settings.key_file is None:
+        return None
+    return CertificateFiles(settings.cert_file, settings.key_file, settings.client_ca_file)
+
+
+def client_tls(settings: PublicTlsSettings) -> NamedTls | None:
+    """For our own commands at the routers' gRPC doors, which are shown the routers' own certificate.
+
+    Raises ConfigError.
+    """
+    if settings.cert_file is None or settings.key_file is None:
+        return None
+    return NamedTls(CertificateFiles(settings.cert_file, settings.key_file, settings.ca_file), settings.server_name)
+
+
+def client_context(settings: PublicTlsSettings) -> ssl.SSLContext:
+    """The same for HTTP. Raises ConfigError."""
+    try:
+        context = ssl.create_default_context(cafile=settings.ca_file)
+        if settings.cert_file is not None and settings.key_file is not None:
+            context.load_cert_chain(settings.cert_file, settings.key_file, password="")
+    except OSError as error:
+        raise ConfigError(f"tls.public: the certificates cannot be used: {error}") from error
+    return context
+
+
+def rpc_server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
+    """For a gRPC server, asked again on every handshake."""
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        now = files.current()
+        return grpc.ssl_server_certificate_configuration([(now.key, now.chain)], now.ca)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, files.wants_clients)
+
+
+def rpc_channel_credentials(files: CertificateFiles) -> grpc.ChannelCredentials:
+    """For one new connection."""
+    now = files.current()
+    return grpc.ssl_channel_credentials(now.ca, now.key, now.chain)
+
+
+def web_context(files: CertificateFiles) -> ssl.SSLContext:
+    """For an HTTP server. Each handshake goes on in a context of the files as they are then."""
+    newest = [files.current()]
+    context = files.context(ssl.PROTOCOL_TLS_SERVER)
+    current = [context]
+
+    def choose(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+        now = files.current()
+        if now is not newest[0]:
+            with contextlib.suppress(OSError):  # replaced again this very moment: the next handshake finds them
+                current[0], newest[0] = files.context(ssl.PROTOCOL_TLS_SERVER), now
+        connection.context = current[0]
+
+    context.sni_callback = choose  # called without a name too
+    return context
