@@ -1,0 +1,139 @@
+"""Bounds on connections and heads, on real sockets: nobody holds a connection without asking for something."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from router.front import http_protocol
+from router.front.http_protocol import MAX_HEAD_BYTES, bounded
+
+WITHIN_S = 10.0
+REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+class Website:
+    """Answers "ok"; the answer to /slow ends when `release` is set."""
+
+    def __init__(self) -> None:
+        self.release = asyncio.Event()
+        self.port = 0
+
+    async def app(self, scope: dict[str, Any], _: object, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        if scope["path"] == "/slow":
+            await send({"type": "http.response.body", "body": b"o", "more_body": True})
+            await self.release.wait()
+            await send({"type": "http.response.body", "body": b"k"})
+        else:
+            await send({"type": "http.response.body", "body": b"ok"})
+
+
+@contextlib.asynccontextmanager
+async def website(max_connections: int = 100) -> AsyncIterator[Website]:
+    site = Website()
+    config = uvicorn.Config(site.app, port=0, log_level="error", lifespan="off", http=bounded(max_connections))
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
+    site.port = server.servers[0].sockets[0].getsockname()[1]
+    yield site
+    site.release.set()
+    await server.shutdown()
+
+
+class Line:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def says(self, data: bytes) -> None:
+        with contextlib.suppress(ConnectionError):
+            self.writer.write(data)
+            await self.writer.drain()
+
+    async def hears(self, ending: bytes) -> bytes:
+        return await asyncio.wait_for(self.reader.readuntil(ending), WITHIN_S)
+
+    async def rest(self) -> bytes:
+        """Up to the end of the connection."""
+        with contextlib.suppress(ConnectionError):
+            return await asyncio.wait_for(self.reader.read(), WITHIN_S)
+        return b""
+
+
+@contextlib.asynccontextmanager
+async def line(site: Website) -> AsyncIterator[Line]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    yield Line(reader, writer)
+    writer.transport.abort()
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_S", 0.2)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("said", [b"", b"G", b"GET / HTTP/1.1\r\nhost: x\r\nx-", REQUEST[:-2]])
+async def test_a_head_that_does_not_end_ends_its_connection(said: bytes) -> None:
+    async with website() as site, line(site) as slow:
+        await slow.says(said)
+        assert await slow.rest() == b""
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_byte_by_byte_is_no_way_round_it() -> None:
+    async with website() as site, line(site) as slow:
+        ended = asyncio.ensure_future(slow.rest())
+        async with asyncio.timeout(WITHIN_S):
+            while not ended.done():
+                await slow.says(b"x")
+                await asyncio.wait({ended}, timeout=0.02)
+        assert await ended in (b"", b"HTTP/1.1 400 Bad Request\r\n") or b"400" in await ended
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_the_next_head_on_a_connection_is_bounded_too_but_an_answer_goes_on() -> None:
+    async with website() as site, line(site) as one:
+        await one.says(REQUEST)
+        assert (await one.hears(b"ok")).startswith(b"HTTP/1.1 200")
+        await one.says(REQUEST.replace(b"/", b"/slow", 1) + REQUEST[:10])  # half of the next one, while it is answered
+        await one.hears(b"\r\n\r\no")
+        later = asyncio.get_running_loop().time() + 5 * http_protocol.HEAD_S
+        reached = asyncio.Event()
+        asyncio.get_running_loop().call_at(later, reached.set)
+        await reached.wait()
+        assert not one.reader.at_eof()
+        site.release.set()
+        assert await one.rest() == b"k"
+
+
+async def test_a_head_that_is_too_large_is_refused() -> None:
+    async with website() as site, line(site) as one:
+        await one.says(REQUEST[:-2] + b"x-filling: " + b"x" * (MAX_HEAD_BYTES + 1))
+        assert b"too large" in await one.rest()
+
+
+async def test_who_comes_when_all_places_are_taken_is_told_and_the_others_are_served() -> None:
+    async with website(2) as site, line(site) as one, line(site) as two:
+        for each in (one, two):
+            await each.says(REQUEST)
+            await each.hears(b"ok")
+        async with line(site) as three:
+            await three.says(REQUEST)
+            told = await three.rest()
+        assert told.startswith(b"HTTP/1.1 503")
+        assert b"retry-after: 1" in told
+        await one.says(REQUEST)
+        await one.hears(b"ok")
+        one.writer.close()
+        await one.rest()
+        async with line(site) as three:
+            await three.says(REQUEST)
+            assert (await three.hears(b"ok")).startswith(b"HTTP/1.1 200")
