@@ -1,14 +1,46 @@
-"""Logging of every program: standard library, one line an event, to stderr. Never a prompt, never an output (I10)."""
+"""Logging of every program: standard library, one line an event, to stderr. Never a prompt, never an output (I10).
 
+What we log holds ids and sizes. What others raise may quote what they were given (a parser its text, a dictionary its
+key), so of their errors a traceback shows where and of what kind they were, and not what they say (FAULTS O08).
+"""
+
+import asyncio
 import json
 import logging
 import sys
+import traceback
+from types import TracebackType
 from typing import Literal, TextIO
 
+from cluster.core.errors import HeadraceError
+
+_TELL = (HeadraceError, OSError, MemoryError, ImportError)
+"""Errors that name addresses, files, settings or ids."""
+
+_log = logging.getLogger(__name__)
+
+Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 Level = Literal["debug", "info", "warning", "error"]
 
 
-class JsonLines(logging.Formatter):
+class PlainLines(logging.Formatter):
+    """Tracebacks without what foreign errors say."""
+
+    def formatException(self, ei: Raised) -> str:
+        error = ei[1]
+        return "" if error is None else "\n".join(_told(error))
+
+
+def _told(error: BaseException) -> list[str]:
+    """Frames and kinds, from the cause down to the error itself."""
+    above = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    lines = [] if above is None else [*_told(above), "which led to:"]
+    kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    return [*lines, *([frames] if frames else []), f"{kind}: {error}" if isinstance(error, _TELL) else kind]
+
+
+class JsonLines(PlainLines):
     """One JSON object a line: time, level, program, logger, message and the traceback if there is one."""
 
     def __init__(self, program: str) -> None:
@@ -31,10 +63,16 @@ class JsonLines(logging.Formatter):
 def setup_logging(program: str, level: Level, *, as_json: bool = False, stream: TextIO | None = None) -> None:
     """Send this process's log to `stream` (stderr). Replaces earlier handlers; libraries speak from WARNING up."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    plain = logging.Formatter(f"%(asctime)s %(levelname)-7s {program} %(name)s: %(message)s")
+    plain = PlainLines(f"%(asctime)s %(levelname)-7s {program} %(name)s: %(message)s")
     handler.setFormatter(JsonLines(program) if as_json else plain)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
     for ours in ("cluster", "router", "prefill_worker", "decode_worker", "kv_transfer", "engine"):
         logging.getLogger(ours).setLevel(level.upper())
+
+
+def log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    """An event loop's handler of errors that nobody waited for; its own would show the error in a future's repr."""
+    error = context.get("exception")
+    _log.error("%s", context.get("message"), exc_info=error if isinstance(error, BaseException) else None)

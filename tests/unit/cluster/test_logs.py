@@ -1,5 +1,7 @@
 """Log lines: plain and JSON, one line an event."""
 
+import asyncio
+import gc
 import io
 import json
 import logging
@@ -7,7 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.logs import setup_logging
+from cluster.core.errors import ConfigError
+from cluster.logs import log_loop_error, setup_logging
+
+TEXT = "Zwetschgenknoedel"
 
 
 @pytest.fixture(autouse=True)
@@ -43,4 +48,51 @@ def test_json_lines_carry_the_traceback_in_one_line() -> None:
     (line,) = stream.getvalue().splitlines()
     entry = json.loads(line)
     assert (entry["level"], entry["program"], entry["message"]) == ("error", "decode-0", "step failed")
-    assert "ValueError: boom" in entry["error"]
+    assert entry["error"].endswith("ValueError")
+    assert 'raise ValueError("boom")' in entry["error"], "where it was"
+
+
+def _fail(text: str) -> None:
+    try:
+        {}[text]
+    except KeyError as error:
+        raise ConfigError("engine.dtype: not possible") from error
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_tracebacks_do_not_repeat_what_foreign_errors_say(as_json: bool) -> None:
+    stream = io.StringIO()
+    setup_logging("router-0", "info", as_json=as_json, stream=stream)
+    for raised in (ValueError, KeyError, json.JSONDecodeError, RuntimeError):
+        try:
+            raise raised(TEXT, TEXT, 0) if raised is json.JSONDecodeError else raised(TEXT)
+        except raised:
+            logging.getLogger("uvicorn.error").exception("in the application")
+    try:
+        _fail(TEXT)
+    except ConfigError:
+        logging.getLogger("router").exception("ours")
+    told = stream.getvalue()
+    assert TEXT not in told
+    assert told.count("test_logs.py") >= 6
+    for kind in ("ValueError", "KeyError", "json.decoder.JSONDecodeError", "RuntimeError"):
+        assert kind in told
+    assert "ConfigError: engine.dtype: not possible" in told
+
+
+async def test_what_nobody_waited_for_is_told_without_what_it_says() -> None:
+    stream = io.StringIO()
+    setup_logging("router-0", "info", stream=stream)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(log_loop_error)
+
+    async def lost() -> None:
+        raise ValueError(TEXT)
+
+    task = loop.create_task(lost())
+    await asyncio.wait({task})
+    del task
+    gc.collect()
+    assert "never retrieved" in stream.getvalue()
+    assert "ValueError" in stream.getvalue()
+    assert TEXT not in stream.getvalue()
