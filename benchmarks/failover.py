@@ -22,14 +22,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import orjson
 import uvloop
 
 from benchmarks.figures import MS, spread
 from benchmarks.http_client import HttpClient
 from benchmarks.machine import describe_machine, today
 from benchmarks.report import head, publish, show
-from benchmarks.setups import Setup, wait_serving, warm_up
+from benchmarks.setups import Setup, status_of, wait_serving, warm_up
 from benchmarks.workloads import Ask, Writer
 from cluster.config import load_config
 from cluster.core.clock import Clock, SystemClock
@@ -107,7 +106,7 @@ class Failover:
         """The decode worker that has an attempt."""
         give_up = self._clock.now() + READY_S
         while self._clock.now() < give_up:
-            workers = orjson.loads((await self._client.get("/status")).body)["workers"]
+            workers = (await status_of(self._cluster, self._clock))["workers"]
             busy = [w["worker"] for w in workers if w["role"] == "decode" and w["attempts"]]
             if busy:
                 return str(busy[0])
@@ -117,7 +116,7 @@ class Failover:
     async def _recovered(self) -> None:
         give_up = self._clock.now() + READY_S
         while self._clock.now() < give_up:
-            workers = orjson.loads((await self._client.get("/status")).body)["workers"]
+            workers = (await status_of(self._cluster, self._clock))["workers"]
             if [w["state"] for w in workers] == ["ready"] * 3 and not any(w["attempts"] for w in workers):
                 return
             await asyncio.sleep(LOOK_S)

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import orjson
 import psutil
 import uvloop
 
@@ -28,7 +27,7 @@ from benchmarks.http_client import HttpClient
 from benchmarks.load import closed_loop, open_loop
 from benchmarks.machine import describe_machine, today
 from benchmarks.report import head, number, publish
-from benchmarks.setups import Setup, wait_serving
+from benchmarks.setups import Setup, status_of, wait_serving
 from benchmarks.timeline import Timeline, percentile
 from benchmarks.workloads import Ask, Writer, poisson
 from cluster.config import load_config
@@ -154,7 +153,7 @@ class Overload:
 
     async def _look(self, seen: Watch) -> None:
         while True:
-            gauges = orjson.loads((await self._client.get("/status")).body)["gauges"]
+            gauges = (await status_of(self._setup.cluster, self._clock))["gauges"]
             seen.queued = max(seen.queued, gauges["queued"])
             seen.tokens = max(seen.tokens, gauges["queued_tokens"])
             seen.rss = max(seen.rss, self._router.memory_info().rss / MB)

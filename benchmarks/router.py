@@ -103,9 +103,9 @@ async def _sample(door: Door, options: Options, clock: Clock) -> Sample:
         told = await _load(door, options, concurrency, requests)
         cpu, after = door.cpu_s() - cpu, await _counts(door, clock)
         served = requests + WARM
-        if door.counted and (after[0] - before[0], after[1] - before[1]) != (served, served * TOKENS):
+        if door.counts and (after[0] - before[0], after[1] - before[1]) != (served, served * TOKENS):
             raise Unavailable(f"{door.name}: {before} -> {after}, which is not {served} whole answers")
-        if not door.counted and told["err"]:
+        if not door.counts and told["err"]:
             raise Unavailable(f"{door.name}: {told['err']} answers of {requests} were wrong")
         sample[f"p50_{concurrency}"], sample[f"p99_{concurrency}"] = told["p50_ms"], told["p99_ms"]
         sample[f"req_s_{concurrency}"] = told["req_s"]
@@ -132,9 +132,9 @@ async def _load(door: Door, options: Options, concurrency: int, requests: int) -
 
 async def _counts(door: Door, clock: Clock) -> tuple[int, int]:
     """Answers that succeeded and tokens delivered so far, by the router's own count."""
-    if not door.counted:
+    if door.counts is None:
         return 0, 0
-    async with HttpClient(f"http://127.0.0.1:{door.port}", MODEL, clock) as client:
+    async with HttpClient(door.counts, MODEL, clock) as client:
         text = (await client.get("/metrics")).body.decode()
     counts = {"headrace_requests_total": 0.0, "headrace_output_tokens_total": 0.0}
     for line in text.splitlines():

@@ -35,8 +35,8 @@ class Door:
     name: str
     port: int
     pids: tuple[int, ...] = ()
-    counted: bool = False
-    """Whether /metrics says how many requests and tokens it has answered (Headrace's own)."""
+    counts: str | None = None
+    """Base URL of the /metrics that say how many requests and tokens it has answered (Headrace's own)."""
 
     def cpu_s(self) -> float:
         """Processor seconds of its processes so far."""
@@ -83,7 +83,7 @@ async def headrace(name: str, worker: str, model: str, cores: Cores, clock: Cloc
             pids = cluster.ready("router-0").pids
             for pid in pids:
                 pin(pid, cores.router)
-            yield Door(name, port, pids, counted=True)
+            yield Door(name, port, pids, counts=cluster.admin_url)
 
 
 def pin(pid: int, cores: Sequence[int]) -> None:

@@ -14,7 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import orjson
 import psutil
 
 from benchmarks.http_client import HttpClient
@@ -71,6 +73,13 @@ async def wait_serving(setup: Setup, client: HttpClient, clock: Clock) -> None:
         if clock.now() > give_up:
             raise Unavailable(f"{setup.name}: the router is not ready after {READY_S:g} s")
         await asyncio.sleep(POLL_S)
+
+
+async def status_of(cluster: LocalCluster, clock: Clock) -> dict[str, Any]:
+    """What the router tells of its queue and its workers now."""
+    async with HttpClient(cluster.admin_url, "", clock) as client:
+        status: dict[str, Any] = orjson.loads((await client.get("/status")).body)
+        return status
 
 
 async def warm_up(setup: Setup, client: HttpClient, writer: Writer, longest: int) -> None:

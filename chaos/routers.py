@@ -63,7 +63,7 @@ class Routers:
 
     async def _look(self, router: Ready, within_s: float) -> Json | None:
         try:
-            said = await get_json(router.http or "", "/status", within_s)
+            said = await get_json(router.admin or "", "/status", within_s)
         except (OSError, TimeoutError, ValueError):
             return None  # it was killed or stopped a moment ago
         self.routers.take(str(said["epoch"]), cast("dict[str, int]", said["counters"]))
@@ -106,6 +106,6 @@ class Routers:
 
 
 async def _in_flight(router: Ready) -> int:
-    metrics = (await get(router.http or "", "/metrics")).decode()
+    metrics = (await get(router.admin or "", "/metrics")).decode()
     line = next(line for line in metrics.splitlines() if line.startswith("headrace_requests_in_flight "))
     return int(float(line.split()[1]))

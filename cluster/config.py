@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from cluster.core.config import ClusterConfig
+from cluster.core.config import ClusterConfig, TenantName, TenantSettings
 from cluster.core.errors import ConfigError
 from cluster.redis_url import parse_redis_url
 
@@ -27,6 +27,7 @@ API_KEY_VARIABLE = "HEADRACE_API_KEY"
 _SECRETS = {"keys", "redis_url"}
 """What somebody may write there by mistake, or has to write there, is not repeated in an error."""
 
+_TENANTS = TypeAdapter(dict[TenantName, TenantSettings])
 _UNROUTABLE = frozenset({"0.0.0.0", "::", "[::]", ""})
 
 
@@ -44,6 +45,20 @@ def load_config(path: Path | None = None, settings: Iterable[str] = ()) -> Clust
 def parse_config(text: str, origin: str = "configuration") -> ClusterConfig:
     """The cluster described by YAML text; `origin` names it in errors. Raises ConfigError."""
     return _checked(_parse(text, origin), origin)
+
+
+def load_tenants(path: Path, others: Mapping[str, TenantSettings]) -> dict[str, TenantSettings]:
+    """All tenants: `others`, those of the configuration, and those in the file at `path`. Raises ConfigError."""
+    try:
+        found = _TENANTS.validate_python(_read(path))
+    except ValidationError as error:
+        problems = [_explain(("tenants", *e["loc"]), e["type"], e["msg"], e["input"]) for e in error.errors()]
+        raise ConfigError(f"{path}: {'; '.join(problems)}") from error
+    if twice := sorted(found.keys() & others.keys()):
+        raise ConfigError(f"{path}: {', '.join(twice)}: in the configuration's tenants too")
+    every = {**others, **found}
+    _check_tenants(every, str(path))
+    return every
 
 
 def dump_config(config: ClusterConfig) -> str:
@@ -101,8 +116,12 @@ def _read(path: Path) -> dict[str, Any]:
 def _parse(text: str, origin: str) -> dict[str, Any]:
     try:
         values = yaml.load(text, Loader=_UniqueKeys)
+    except yaml.MarkedYAMLError as error:
+        at = error.problem_mark
+        where = "" if at is None else f" (line {at.line + 1}, column {at.column + 1})"
+        raise ConfigError(f"{origin}: not valid YAML: {error.problem}{where}") from None  # its own text quotes the line
     except yaml.YAMLError as error:
-        raise ConfigError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{origin}: not valid YAML: {type(error).__name__}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -189,7 +208,7 @@ def _check_together(config: ClusterConfig, origin: str) -> None:
         if config.ray.address is not None:
             raise ConfigError(f"{origin}: ray.redis_url: not possible with ray.address, whose GCS is not ours")
         parse_redis_url(config.ray.redis_url, f"{origin}: ray.redis_url")
-    _check_tenants(config, origin)
+    _check_tenants(config.tenants, origin)
     roles: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
     for role in roles:
         if config.num_blocks(role) < 2:
@@ -199,10 +218,10 @@ def _check_together(config: ClusterConfig, origin: str) -> None:
             )
 
 
-def _check_tenants(config: ClusterConfig, origin: str) -> None:
+def _check_tenants(tenants: Mapping[str, TenantSettings], origin: str) -> None:
     """A key says who is calling, so it belongs to one tenant."""
     owners: dict[str, str] = {}
-    for name, tenant in config.tenants.items():
+    for name, tenant in tenants.items():
         for key in tenant.keys:
             if owners.setdefault(key, name) != name:
                 raise ConfigError(f"{origin}: tenants.{name}.keys: one of them is a key of tenants.{owners[key]} too")

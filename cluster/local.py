@@ -99,6 +99,11 @@ class LocalCluster:
         return self.ready("router-0").http or ""
 
     @property
+    def admin_url(self) -> str:
+        """Base URL of what the first router tells of itself and its workers. Raises Unavailable."""
+        return self.ready("router-0").admin or ""
+
+    @property
     def grpc_address(self) -> str:
         """gRPC address of the first router. Raises Unavailable."""
         return self.ready("router-0").address

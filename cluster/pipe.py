@@ -35,9 +35,13 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(Member, frozen=True, kw_only=True):
-    """What a program reports once it can take calls. `http` is a router's base URL; `pids` are all its processes."""
+    """What a program reports once it can take calls. `pids` are all its processes.
+
+    `http` and `admin` are a router's base URLs: for clients, and for who looks after it.
+    """
 
     http: str | None = None
+    admin: str | None = None
     pids: tuple[int, ...] = ()
 
     def member(self) -> Member:

@@ -78,11 +78,19 @@ class ProgramContext:
     stopping: asyncio.Event
     _supervisor: int | None = field(default=None, repr=False)  # file descriptor, None when not supervised
 
-    def report_ready(self, *, address: str, epoch: int, http: str | None = None, pids: Sequence[int] = ()) -> None:
+    def report_ready(
+        self,
+        *,
+        address: str,
+        epoch: int,
+        http: str | None = None,
+        admin: str | None = None,
+        pids: Sequence[int] = (),
+    ) -> None:
         """Tell the supervisor (and the log) that this program can take calls. `pids`: children; our own is added."""
         every = tuple(dict.fromkeys((os.getpid(), *pids)))
-        ready = Ready(name=self.name, role=self.role, address=address, epoch=epoch, http=http, pids=every)
-        _log.info("ready at %s%s, epoch %016x", address, f" and {http}" if http else "", epoch)
+        ready = Ready(name=self.name, role=self.role, address=address, epoch=epoch, http=http, admin=admin, pids=every)
+        _log.info("ready at %s, epoch %016x", ", ".join(filter(None, (address, http, admin))), epoch)
         if self._supervisor is not None:
             os.write(self._supervisor, encode(ReadyLine(ready)))
 

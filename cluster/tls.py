@@ -1,17 +1,10 @@
 """Certificates of our listeners and clients, from PEM files; a file that changed counts from the next handshake on.
 
-1. look   at the files' times on every handshake, which costs microseconds; nothing polls
-2. read   all of them, and again if one was replaced meanwhile; certificate and key must belong together
-3. keep   the last good ones while new ones cannot be used, and say so once
-
 Connections that are up stay up: a handshake is all that certificates are for.
 """
 
 import contextlib
-import logging
-import os
 import ssl
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +12,7 @@ import grpc
 
 from cluster.core.config import InternalTlsSettings, PublicTlsSettings
 from cluster.core.errors import ConfigError
-
-_TRIES = 3  # who replaces several files does not take longer
-_log = logging.getLogger(__name__)
-
-Stamp = tuple[tuple[int, int, int], ...]
+from cluster.reread import Reread
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +25,16 @@ class Certificates:
 
 
 class CertificateFiles:
-    """The newest good content of some files. Thread-safe: gRPC asks from threads of its own."""
+    """The newest good content of some PEM files. Thread-safe: gRPC asks from threads of its own."""
 
     def __init__(self, cert_file: str, key_file: str, ca_file: str | None) -> None:
         """Raises ConfigError when they cannot be used."""
         self._cert, self._key, self._ca = Path(cert_file), Path(key_file), Path(ca_file) if ca_file else None
-        self._lock = threading.Lock()
+        files = (self._cert, self._key, *(() if self._ca is None else (self._ca,)))
         try:
-            self._seen, self._current = self._read()
+            self._newest = Reread(files, self._read)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"tls: {self} cannot be used: {error}") from error
-
-    def __str__(self) -> str:
-        return ", ".join(str(file) for file in self._files)
+            raise ConfigError(f"tls: {', '.join(map(str, files))} cannot be used: {error}") from error
 
     @property
     def wants_clients(self) -> bool:
@@ -56,36 +42,14 @@ class CertificateFiles:
         return self._ca is not None
 
     def current(self) -> Certificates:
-        """Never raises: the old ones go on where the new ones cannot."""
-        with self._lock:
-            try:
-                if self._stamp() != self._seen:
-                    self._seen, self._current = self._read()
-                    _log.info("read new certificates: %s", self)
-            except (OSError, ValueError) as error:
-                with contextlib.suppress(OSError):
-                    self._seen = self._stamp()  # told once, until they change again
-                _log.error("tls: %s cannot be used, the old ones go on: %s", self, error)
-            return self._current
+        """The same object until a file changes; the old ones go on where new ones cannot be used. Never raises."""
+        return self._newest.current()
 
-    @property
-    def _files(self) -> tuple[Path, ...]:
-        return (self._cert, self._key, *(() if self._ca is None else (self._ca,)))
-
-    def _stamp(self) -> Stamp:
-        stats = [os.stat(file) for file in self._files]  # follows links: a mounted secret is one
-        return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats)
-
-    def _read(self) -> tuple[Stamp, Certificates]:
-        """Raises OSError (ssl.SSLError is one), ValueError."""
-        for _ in range(_TRIES):
-            before = self._stamp()
-            self.context(ssl.PROTOCOL_TLS_SERVER)  # OpenSSL sees whether they are certificates, and belong together
-            ca = None if self._ca is None else self._ca.read_bytes()
-            read = Certificates(self._cert.read_bytes(), self._key.read_bytes(), ca)
-            if self._stamp() == before:
-                return before, read
-        raise ValueError("the files change all the time")
+    def _read(self) -> Certificates:
+        """Raises OSError (ssl.SSLError is one)."""
+        self.context(ssl.PROTOCOL_TLS_SERVER)  # OpenSSL sees whether they are certificates, and belong together
+        ca = None if self._ca is None else self._ca.read_bytes()
+        return Certificates(self._cert.read_bytes(), self._key.read_bytes(), ca)
 
     def context(self, protocol: int) -> ssl.SSLContext:
         """A new context of these files, for one side: TLS 1.2 or newer. Raises OSError."""

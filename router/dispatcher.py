@@ -51,7 +51,7 @@ class DispatcherCore:
     """All decisions of one router.
 
     `epoch` names this router process; requests wait `unavailable_s` for a worker before they end with Unavailable.
-    `weights`: the shares of the tenants, by name.
+    `weights`: the shares of the tenants, by name, as they are whenever they are looked at.
     """
 
     def __init__(
@@ -71,7 +71,9 @@ class DispatcherCore:
         self._resume_s = timing.resume_s / 2
         self._sessions = 0
         self._policy = POLICIES[settings.policy]()
-        line = LineBounds(settings.queue_limit, settings.queue_tokens, settings.slo_ttft_s, dict(weights or {}))
+        line = LineBounds(
+            settings.queue_limit, settings.queue_tokens, settings.slo_ttft_s, {} if weights is None else weights
+        )
         index = PrefixIndex(settings.prefix_index_entries)
         self._books = Books(line, timing.suspect_s, index, settings.debug_requests)
         self._workers = self._books.workers

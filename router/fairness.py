@@ -36,8 +36,8 @@ def length_class(prompt_tokens: int) -> int:
 class Counters(Generic[Flow]):
     """The counters of the flows seen so far. `weights` of flows that are not named are 1."""
 
-    def __init__(self, weights: dict[Flow, float] | None = None) -> None:
-        self._weights = weights or {}
+    def __init__(self, weights: Mapping[Flow, float] | None = None) -> None:
+        self._weights: Mapping[Flow, float] = {} if weights is None else weights
         self._counters: dict[Flow, float] = {}
         self._last: Flow | None = None
 

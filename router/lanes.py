@@ -11,7 +11,7 @@ A priority orders the requests of one tenant only: who asks for -1000 all the ti
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain
@@ -122,7 +122,7 @@ class Lane:
 class Lanes:
     """Everything that waits, in order."""
 
-    def __init__(self, weights: dict[str, float]) -> None:
+    def __init__(self, weights: Mapping[str, float]) -> None:
         self.returning: list[Entry] = []
         self._lanes: dict[str, Lane] = defaultdict(Lane)
         self._counters: Counters[str] = Counters(weights)

@@ -56,7 +56,7 @@ class AdmissionQueue:
         self.answers = Answers()
         self._pace = Pace()
         self._bounds = bounds
-        self._lanes = Lanes(dict(bounds.weights))
+        self._lanes = Lanes(bounds.weights)
         self._by_id: dict[str, Entry] = {}
         self._tokens = 0
         self._work = 0.0

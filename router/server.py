@@ -1,6 +1,6 @@
-"""The router program: one dispatcher behind two doors, OpenAI HTTP and gRPC.
+"""The router program: one dispatcher behind two doors, OpenAI HTTP and gRPC, and a third one for who looks after it.
 
-1. load the tokenizer and the chat template; open both doors (not ready yet)
+1. load the tokenizer and the chat template; open the doors (not ready yet)
 2. find workers: the supervisor's list, or the last one that was heard here; and `seeds:` of the configuration
 3. serve until told to stop
 4. drain: /ready and gRPC health say no, the listener closes, requests on open connections get 503 and Retry-After,
@@ -11,142 +11,85 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
-import socket
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from prometheus_client import CollectorRegistry
 
 from cluster.core.clock import Clock, SystemClock
-from cluster.core.config import RouterSettings
-from cluster.core.errors import ConfigError
+from cluster.core.config import ClusterConfig
 from cluster.core.ids import new_epoch
 from cluster.program import ProgramContext
 from cluster.rpc import PublicDoor, RpcServer, make_server, service
 from cluster.stubs import inference_pb2, inference_pb2_grpc
-from cluster.tls import public_files, web_context
+from cluster.tls import public_files
 from cluster.worker import model_folder
 from router.dispatcher import DispatcherCore
 from router.front.auth import Gate
 from router.front.door import FrontDoor
 from router.front.grpc_service import InferenceService
 from router.front.http_app import make_app
-from router.front.http_protocol import bounded
 from router.front.metrics import FrontMetrics
 from router.front.model_text import load_model_text
 from router.permits import Permits
 from router.runtime import RouterRuntime
 from router.shared_quotas import open_shared_quotas
 from router.tenants import Tenants
+from router.tenants_file import TenantsFile
+from router.web import AdminRoutes, ClientRoutes, WebServer, listen
 from router.workers_file import WorkersFile
 
 LINGER_S = 0.3  # who asks on an open connection as we leave is told to ask elsewhere; then idle ones are closed
 CUT_S = 2.0  # for streams past the bound to be told that they are cut
 HEALTH_S = 0.2
+ADMIN_CONNECTIONS = 256
 _log = logging.getLogger(__name__)
 
 
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handlers: the program decides when to stop."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
-
-    def stop_listening(self) -> None:
-        """Take no new connections; those there are go on until `should_exit`."""
-        for server in self.servers:
-            server.close()
-
-    async def serve_on(self, sock: socket.socket) -> None:
-        """Serve `sock` until `should_exit` is set, then let running answers end within the grace time."""
-        await self._serve([sock])
-
-
-def _bind(settings: RouterSettings) -> socket.socket:
-    """A listening socket for HTTP. Raises ConfigError naming the key when the address is taken."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((settings.host, settings.http_port))
-    except OSError as error:
-        sock.close()
-        address = f"{settings.host}:{settings.http_port}"
-        raise ConfigError(f"router.http_port: cannot listen on {address}: {error.strerror}; choose another") from error
-    sock.listen(2048)
-    sock.setblocking(False)
-    return sock
-
-
-async def _assemble(context: ProgramContext, epoch: int) -> tuple[RouterRuntime, FrontDoor]:
+async def _assemble(context: ProgramContext, epoch: int, tenants: Tenants) -> tuple[RouterRuntime, FrontDoor]:
     """The dispatcher and the front door before it. Raises ModelError."""
     config, clock = context.config, SystemClock()
     folder = model_folder(config)
     text = await asyncio.to_thread(load_model_text, Path(folder) if folder else None, config.router.tool_format)
-    gate = _gate(context, clock)
+    gate = _gate(context, tenants, clock)
     core = DispatcherCore(config.router, config.timing, epoch, random.Random(), weights=gate.tenants.weights)
     runtime = RouterRuntime(core, clock, epoch=epoch, credentials=context.credentials)
     metrics = FrontMetrics(CollectorRegistry(), clock)
     return runtime, FrontDoor(config.router, config.model_name, text, runtime, clock, metrics, gate)
 
 
-def _gate(context: ProgramContext, clock: Clock) -> Gate:
+def _gate(context: ProgramContext, tenants: Tenants, clock: Clock) -> Gate:
     """Tenants and their limits: shared between routers where there is a Redis, else this router's own."""
     config = context.config
-    shared = open_shared_quotas(config) if config.tenants else None
+    shared = open_shared_quotas(config) if tenants.configured else None
     permits = Permits(clock, shared, fail_closed=config.store.fail_closed)
-    return Gate(Tenants(config.tenants, context.secret), permits)
+    return Gate(tenants, permits)
 
 
 async def serve(context: ProgramContext) -> None:
     """Run one life of a router until `context.stopping`. Raises ConfigError, ModelError."""
     config, epoch = context.config, new_epoch()
-    runtime, front = await _assemble(context, epoch)
-    inference = service(
-        inference_pb2.DESCRIPTOR,
-        "Inference",
-        inference_pb2_grpc.add_InferenceServicer_to_server,
-        InferenceService(front),
-    )
-    allows = front.gate.allows if front.gate.tenants.configured else None
-    tls = public_files(config.tls.public)
-    door = PublicDoor(allows, tls, 2 * config.router.max_body_bytes, config.router.max_connections)
-    rpc = make_server(config.router.host, config.router.grpc_port, [inference], door)
-    sock = _bind(config.router)
-    http = _HttpServer(
-        uvicorn.Config(
-            make_app(front, runtime),
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=math.ceil(config.timing.drain_s + CUT_S),
-            http=bounded(config.router.max_connections),
-            server_header=False,
-            ssl_context_factory=None if tls is None else lambda *_: web_context(tls),
-        )
-    )
+    tenants = TenantsFile(config, context.secret)
+    runtime, front = await _assemble(context, epoch, tenants.tenants)
+    rpc, http, admin = _doors(config, runtime, front)
     await rpc.start()
+    web = asyncio.ensure_future(http.run_here())
+    looked_after = asyncio.ensure_future(admin.run_here())
     serving: asyncio.Future[None] = asyncio.ensure_future(runtime.serve())
-    members = asyncio.ensure_future(_follow_members(context, runtime))
-    health = asyncio.ensure_future(_tell_health(front, rpc))
-    web = asyncio.ensure_future(http.serve_on(sock))
-    told = asyncio.ensure_future(_set(context.stopping))
-    permits = asyncio.ensure_future(front.gate.permits.serve())
-    working = (serving, members, health, web, told, permits)
+    working = (
+        web,
+        looked_after,
+        serving,
+        asyncio.ensure_future(_follow_members(context, runtime)),
+        asyncio.ensure_future(_tell_health(front, rpc)),
+        asyncio.ensure_future(_set(context.stopping)),
+        asyncio.ensure_future(front.gate.permits.serve()),
+        asyncio.ensure_future(tenants.follow()),
+    )
     try:
-        await http.listening.wait()
-        host, port = sock.getsockname()[:2]
-        context.report_ready(
-            address=rpc.address, epoch=epoch, http=f"{'http' if tls is None else 'https'}://{host}:{port}"
-        )
+        await asyncio.gather(http.listening.wait(), admin.listening.wait())
+        context.report_ready(address=rpc.address, epoch=epoch, http=http.url, admin=admin.url)
         await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
         for task in working:
             if task.done():
@@ -158,12 +101,37 @@ async def serve(context: ProgramContext) -> None:
         http.should_exit = True
         doors = asyncio.gather(web, rpc.stop(config.timing.drain_s + CUT_S))
         await _drain(doors, serving, config.timing.drain_s)
+        admin.should_exit = True
+        await looked_after
     finally:
         for task in working:
             task.cancel()
         await asyncio.gather(*working, return_exceptions=True)
         await rpc.stop(0)
         await front.text.grammars.close()
+
+
+def _doors(config: ClusterConfig, runtime: RouterRuntime, front: FrontDoor) -> tuple[RpcServer, WebServer, WebServer]:
+    """gRPC and HTTP for clients, and HTTP for who looks after the cluster; bound, not started. Raises ConfigError."""
+    settings, keys = config.router, front.gate
+    tls = public_files(config.tls.public)
+    inference = service(
+        inference_pb2.DESCRIPTOR,
+        "Inference",
+        inference_pb2_grpc.add_InferenceServicer_to_server,
+        InferenceService(front),
+    )
+    allows = keys.allows if keys.tenants.configured else None
+    door = PublicDoor(allows, tls, 2 * settings.max_body_bytes, settings.max_connections)
+    rpc = make_server(settings.host, settings.grpc_port, [inference], door)
+    app, drain_s = make_app(front, runtime), config.timing.drain_s + CUT_S
+    sock = listen(settings.host, settings.http_port, "router.http_port")
+    http = WebServer(ClientRoutes(app), sock, tls=tls, drain_s=drain_s, max_connections=settings.max_connections)
+    # Probes and Prometheus have no certificates to show.
+    unasked = public_files(config.tls.public.model_copy(update={"client_ca_file": None}))
+    sock = listen(settings.admin_host, settings.admin_port, "router.admin_port")
+    admin = WebServer(AdminRoutes(app), sock, tls=unasked, drain_s=CUT_S, max_connections=ADMIN_CONNECTIONS)
+    return rpc, http, admin
 
 
 async def _drain(doors: asyncio.Future[Any], serving: asyncio.Future[None], drain_s: float) -> None:

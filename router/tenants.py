@@ -1,4 +1,4 @@
-"""Who may ask, and as whom: tenants and their API keys (DESIGN §4.2, §4.3; I6).
+"""Who may ask, and as whom: tenants and their API keys (DESIGN §4.2, §4.3; I6). They may change while requests run.
 
 A key is a long random string made by `headrace key`. Only its sha256 is configured, so neither the configuration nor
 anything made from it can be used to ask. The tenant decides the salt of the block keys: what one tenant's prompts left
@@ -35,23 +35,36 @@ ANONYMOUS = Tenant("", operator=True)
 
 
 class Tenants:
-    """The tenants of the configuration. `secret`, the cluster's, keeps salts from being guessed."""
+    """Those there are now. `secret`, the cluster's, keeps salts from being guessed.
 
-    def __init__(self, settings: Mapping[str, TenantSettings], secret: str | None) -> None:
+    `locked`: calls need a key though there is no tenant at all; with one they always do.
+    """
+
+    def __init__(self, settings: Mapping[str, TenantSettings], secret: str | None, *, locked: bool = False) -> None:
         self._own = secrets.token_bytes(32)
+        self._secret = secret
+        self._locked = locked
         self._by_tag: dict[bytes, tuple[bytes, Tenant]] = {}
-        self.weights = {name: one.weight for name, one in settings.items()}
+        self.weights: dict[str, float] = {}
+        self.replace(settings)
+
+    def replace(self, settings: Mapping[str, TenantSettings]) -> None:
+        """From now on these and no others. What runs goes on; `weights` stays the same object."""
+        by_tag = {}
         for name, one in settings.items():
             quota = Quota(one.requests_per_minute, one.tokens_per_minute, one.concurrency)
-            tenant = Tenant(name, quota, _salt(name, secret), one.operator)
+            tenant = Tenant(name, quota, _salt(name, self._secret), one.operator)
             for key in one.keys:
                 digest = bytes.fromhex(key)
-                self._by_tag[self._tag(digest)] = (digest, tenant)
+                by_tag[self._tag(digest)] = (digest, tenant)
+        self._by_tag = by_tag
+        self.weights.clear()
+        self.weights.update({name: one.weight for name, one in settings.items()})
 
     @property
     def configured(self) -> bool:
         """Whether calls need a key."""
-        return bool(self.weights)
+        return self._locked or bool(self.weights)
 
     def authenticate(self, authorization: str | None) -> Tenant:
         """The tenant whose key is in this `authorization` value. Raises Unauthenticated; no message holds the key."""

@@ -34,6 +34,7 @@ def status_json(status: ClusterStatus) -> str:
 
 
 def show_urls(status: ClusterStatus, console: Console) -> None:
-    """Where clients go."""
+    """Where clients go, and who looks after it."""
     for router in routers(status):
-        console.print(f"[bold green]{router.name}[/] is ready: HTTP {router.http or '-'}  gRPC {router.address}")
+        where = f"HTTP {router.http or '-'}  gRPC {router.address}  admin {router.admin or '-'}"
+        console.print(f"[bold green]{router.name}[/] is ready: {where}")

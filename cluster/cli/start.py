@@ -115,7 +115,7 @@ def start_cluster(
     try:
         status = _wait_until_ready(head, run_dir, console)
         for late in wait_until_served(status, _SERVED_S, config.tls.public):
-            console.print(f"{late}: no request could be taken yet; `headrace status` and GET /status say why")
+            console.print(f"{late}: no request could be taken yet; `headrace status` and its /status say why")
         return Started(head, run_dir, status)
     except BaseException:  # Ctrl-C above all
         stop_head(head, run_dir)

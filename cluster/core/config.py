@@ -82,6 +82,8 @@ class RouterSettings(Settings):
     host: str = "127.0.0.1"
     http_port: Port = 8000
     grpc_port: Port = 8001
+    admin_host: str = Field("127.0.0.1", description="interface of /metrics and /status, and of probes")
+    admin_port: Port = Field(0, description="their port; 0: a free one, which `headrace status` tells")
     queue_limit: Positive = Field(512, description="requests waiting for a place at most; more get 429")
     queue_tokens: Positive = Field(1_000_000, description="prompt tokens waiting for a place at most; more get 429")
     slo_ttft_s: PositiveSeconds | None = Field(
@@ -128,7 +130,7 @@ class TenantSettings(Settings):
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = Field(None, description="prompt and output tokens together")
     concurrency: Positive | None = Field(None, description="requests served at the same time")
-    operator: bool = Field(False, description="its keys may also read /metrics and /status")
+    operator: bool = Field(False, description="its keys may also read /metrics and /status, at router.admin_port")
 
 
 class PublicTlsSettings(Settings):
@@ -301,6 +303,9 @@ class ClusterConfig(Settings):
     timing: TimingSettings = TimingSettings()
     store: StoreSettings = StoreSettings()
     tenants: dict[TenantName, TenantSettings] = Field({}, description="none: no keys, one anonymous tenant")
+    tenants_file: str | None = Field(
+        None, description="a YAML file with further tenants, read again when it changes; with it every call needs a key"
+    )
     ray: RaySettings = RaySettings()
     faults: tuple[FaultSettings, ...] = Field((), description="what goes wrong on purpose (tests)")
     log_level: Literal["debug", "info", "warning", "error"] = "info"

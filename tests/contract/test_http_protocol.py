@@ -35,7 +35,9 @@ class Website:
 @contextlib.asynccontextmanager
 async def website(max_connections: int = 100) -> AsyncIterator[Website]:
     site = Website()
-    config = uvicorn.Config(site.app, port=0, log_level="error", lifespan="off", http=bounded(max_connections))
+    config = uvicorn.Config(
+        site.app, port=0, log_level="error", lifespan="off", interface="asgi3", http=bounded(max_connections)
+    )
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)

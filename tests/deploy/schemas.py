@@ -47,6 +47,10 @@ _ENDPOINT = _object(
     ["port", "path"],
     {
         **{key: {"type": "string"} for key in ("port", "path", "interval")},
+        "authorization": _object(
+            ["credentials"],
+            {"credentials": _object(["name", "key"], {key: {"type": "string"} for key in ("name", "key")})},
+        ),
         "scheme": {"enum": ["http", "https"]},
         "tlsConfig": _object(
             [],

@@ -211,7 +211,7 @@ def test_planes_are_open_to_those_who_need_them_and_closed_to_others() -> None:
     assert _open(policies, "prefill", "decode") == ray | internal | kv
     assert _open(policies, "decode", "prefill") == ray | kv
     assert _open(policies, "router", "decode") == ray | doors
-    assert _open(policies, "router", "stranger") == doors
+    assert _open(policies, "router", "stranger") == doors, "and not their numbers"
     assert _open(policies, "prefill", "stranger") == _open(policies, "decode", "stranger") == set()
     (deny,) = [each for each in policies if each["metadata"]["name"].endswith("default-deny")]
     assert "ingress" not in deny["spec"]
@@ -246,7 +246,9 @@ def test_certificates_are_mounted_where_they_are_needed_and_renew() -> None:
         assert rendered.container("router")[probe]["httpGet"]["scheme"] == "HTTPS"
         assert "scheme" not in variant("minimal").container("router")[probe]["httpGet"]
     (monitor,) = rendered.of("ServiceMonitor")
-    assert monitor["spec"]["endpoints"][0]["scheme"] == "https"
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert (endpoint["scheme"], endpoint["port"]) == ("https", "admin")
+    assert parse_config(rendered.config).tenants_file == "/etc/headrace/tenants/tenants.yaml"
     assert parse_config(variant("minimal").config).tls.internal.cert_file is None
 
 

@@ -59,6 +59,13 @@ REFUSED = {
     "tls: {internal: {serverName: ''}}": "/tls/internal/serverName",
     "tls: {internal: {cert: a}}": "cert",
     "config: {tls: {}}": "config.tls: the chart sets it",
+    "config: {router: {admin_host: 0.0.0.0}}": "config.router.admin_host: the chart sets it",
+    "config: {tenants_file: a}": "config.tenants_file: the chart sets it",
+    "serviceMonitor: {enabled: true}": "networkPolicy.monitoring: say where Prometheus is",
+    "{serviceMonitor: {enabled: true}, networkPolicy: {enabled: false}, tenants: {existingSecret: a}}": (
+        "serviceMonitor.keySecret: with tenants"
+    ),
+    "tenants: {existingSecret: A B}": "/tenants/existingSecret",
 }
 
 

@@ -17,6 +17,7 @@ from cluster.core.clock import SystemClock
 from cluster.core.config import ClusterConfig
 from cluster.local import LocalCluster
 from engine.messages import TracerModel
+from router.web import ADMIN
 
 CLOCK = SystemClock()
 SPEC = TracerModel(vocab_size=300)  # the end token is 299, so one token in 300 is one
@@ -178,18 +179,23 @@ class Stack:
         return self.cluster.url
 
     @property
+    def admin_url(self) -> str:
+        """Where /metrics and /status are."""
+        return self.cluster.admin_url
+
+    @property
     def headers(self) -> dict[str, str]:
         """What every request must bring."""
         return self._headers
 
-    async def call(self, raw: bytes, *, within_s: float = 10.0) -> HttpAnswer:
-        """Send bytes to the HTTP door, return what comes back until the connection ends."""
-        async with asyncio.timeout(within_s), connect(self.url) as connection:
+    async def call(self, raw: bytes, *, within_s: float = 10.0, admin: bool = False) -> HttpAnswer:
+        """Send bytes to the HTTP door, or to that of operators; return what comes back until the connection ends."""
+        async with asyncio.timeout(within_s), connect(self.admin_url if admin else self.url) as connection:
             await connection.send(raw)
             return await connection.answer()
 
     async def get(self, path: str) -> HttpAnswer:
-        return await self.call(request_head("GET", path, self._headers))
+        return await self.call(request_head("GET", path, self._headers), admin=path in ADMIN)
 
     async def post(self, path: str, body: Json, *, within_s: float = 30.0) -> HttpAnswer:
         return await self.call(post_bytes(path, json.dumps(body).encode(), **self._headers), within_s=within_s)

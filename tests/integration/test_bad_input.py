@@ -237,7 +237,9 @@ async def test_ten_megabytes(running: Stack, endpoint: str, chunked: bool) -> No
     [
         ("GET", COMPLETIONS, 405),
         ("PUT", CHAT, 405),
-        ("DELETE", "/status", 405),
+        ("DELETE", "/live", 405),
+        ("GET", "/status", 404),
+        ("GET", "/metrics", 404),
         ("POST", "/v1/models", 405),
         ("POST", "/v1/nothing", 404),
         ("POST", "//v1/completions", 404),

@@ -37,6 +37,10 @@ class Door(Stack):
     def url(self) -> str:
         return self.cluster.ready(self._router).http or ""
 
+    @property
+    def admin_url(self) -> str:
+        return self.cluster.ready(self._router).admin or ""
+
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:

@@ -28,16 +28,17 @@ from cluster.credentials import Credentials
 from cluster.rpc import Metadata, auth_metadata, channel, proof_metadata
 from cluster.stubs import inference_pb2, link_pb2, session_pb2, watch_pb2
 from router.front.auth import OPEN
+from router.web import ADMIN
 from tests.integration.inside import assert_unhurt, credentials
 from tests.integration.stack import Stack, config, connect, request_head, stack
 from tests.integration.test_api_keys import routes
 
-KEY = new_key()
+KEY, MODEST = new_key(), new_key()
 HEALTH = "grpc.health.v1.Health"
 REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 WITHIN_S = 20.0
 
-Kind = Literal["http", "public grpc", "internal grpc", "ucx"]
+Kind = Literal["http", "admin", "public grpc", "internal grpc", "ucx"]
 UCX = "engine_process"
 """The one kind that asks nobody for anything: UCX's own TCP listener in an engine process, which moves KV. The control
 is that it listens on the worker's interface only, within `transport.port_range`, which a network policy opens between
@@ -59,8 +60,8 @@ class Listener:
 
 
 def settings() -> ClusterConfig:
-    tenant = {"keys": [digest_of(KEY)], "operator": True}
-    return config(prefill=1, decode=1, step_s=0.0, tenants={"acme": tenant}, timing={"resume_s": 0.3})
+    tenants = {"root": {"keys": [digest_of(KEY)], "operator": True}, "acme": {"keys": [digest_of(MODEST)]}}
+    return config(prefill=1, decode=1, step_s=0.0, tenants=tenants, timing={"resume_s": 0.3})
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +77,9 @@ def listeners(running: Stack) -> list[Listener]:
         ready = running.cluster.ready(name)
         top = psutil.Process(ready.pids[0])
         doors: dict[str, Kind] = {ready.address: "internal grpc"}
-        if ready.http is not None:
-            doors = {ready.address: "public grpc", ready.http.rpartition("/")[2]: "http"}
+        if ready.http is not None and ready.admin is not None:
+            http, admin = (url.rpartition("/")[2] for url in (ready.http, ready.admin))
+            doors = {ready.address: "public grpc", http: "http", admin: "admin"}
         for process in (top, *top.children(recursive=True)):
             is_engine = any(UCX in word for word in process.cmdline())
             for one in process.net_connections("inet"):
@@ -97,22 +99,42 @@ def test_what_listens_is_ours_or_ucx_and_on_the_configured_interface(running: St
     assert ours == [
         ("decode-0", "internal grpc"),
         ("prefill-0", "internal grpc"),
+        ("router-0", "admin"),
         ("router-0", "http"),
         ("router-0", "public grpc"),
     ]
     assert {each.program for each in found if each.kind == "ucx"} <= {"decode-0", "prefill-0"}
 
 
-async def test_every_http_route_asks_for_a_key(running: Stack) -> None:
+async def status_of(url: str, method: str, path: str, header: dict[str, str]) -> int:
+    async with connect(url) as line:
+        await line.send(request_head(method, path, {"content-length": "0", **header}))
+        return (await asyncio.wait_for(line.answer(), WITHIN_S)).status
+
+
+@pytest.mark.parametrize("door", ["url", "admin_url"])
+async def test_every_http_route_asks_for_a_key(running: Stack, door: str) -> None:
     every = routes()
     assert len(every) > 10
     for method, path in every:
         for header in ({}, {"authorization": f"Bearer {KEY}x"}, {"headrace-proof": "a.b.c"}):
-            async with connect(running.url) as line:
-                await line.send(request_head(method, path, {"content-length": "0", **header}))
-                answer = await asyncio.wait_for(line.answer(), WITHIN_S)
+            status = await status_of(getattr(running, door), method, path, header)
             is_open = path in OPEN and method in ("GET", "HEAD")
-            assert (answer.status == 401) != is_open, (method, path, header, answer)
+            assert (status == 401) != is_open, (method, path, header, status)
+
+
+async def test_numbers_are_at_the_admin_port_and_the_api_is_not(running: Stack) -> None:
+    """S05, P09: with the key that may do everything, and with one that may not look."""
+    root, tenant = ({"authorization": f"Bearer {key}"} for key in (KEY, MODEST))
+    for method, path in routes():
+        if path.startswith("/debug/requests/"):  # at both: 404 because nobody asked this
+            continue
+        here = [await status_of(url, method, path, root) for url in (running.url, running.admin_url)]
+        assert (here[0] == 404) == (path in ADMIN), (method, path, here)
+        assert (here[1] == 404) == (path not in ADMIN | OPEN | {"/health"}), (method, path, here)
+    for path in sorted(ADMIN):
+        assert await status_of(running.admin_url, "GET", path, root) == 200
+        assert await status_of(running.admin_url, "GET", path, tenant) == 403
 
 
 def methods(*files: FileDescriptor) -> set[str]:

@@ -20,13 +20,18 @@ CLIENTS = 3
 class Door(Stack):
     """The HTTP door of a cluster that Ray runs."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, admin_url: str = "") -> None:
         self._url = url
+        self._admin_url = admin_url
         self._headers = {}
 
     @property
     def url(self) -> str:
         return self._url
+
+    @property
+    def admin_url(self) -> str:
+        return self._admin_url
 
 
 @pytest.fixture

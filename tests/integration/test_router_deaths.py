@@ -62,7 +62,7 @@ def lonely_router(folder: Path, file: Path) -> Iterator[Door]:
     try:
         while (status := reports.get(timeout=PATIENCE_S)).ready is None:
             assert status.restarts == 0, log.read_text()
-        yield Door(status.ready.http or "")
+        yield Door(status.ready.http or "", status.ready.admin or "")
     finally:
         supervisor.stop(PATIENCE_S)
 

@@ -58,8 +58,8 @@ OPERATIONS = (
     Operation("get", "/live", "Whether the router runs", answers.Live),
     Operation("get", "/ready", "Whether a request would be taken", answers.Ready),
     Operation("get", "/health", "The same, under the name that vLLM's clients ask for", answers.Ready),
-    Operation("get", "/metrics", "For Prometheus", "text/plain"),
-    Operation("get", "/status", "Workers, queue and gauges", dict[str, object]),
+    Operation("get", "/metrics", "For Prometheus, at router.admin_port", "text/plain"),
+    Operation("get", "/status", "Workers, queue and gauges, at router.admin_port", dict[str, object]),
 )  # fmt: skip
 _KEY_STATUSES = {
     401: "tenants are configured, and this key is no one's",

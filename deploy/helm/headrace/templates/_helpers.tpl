@@ -93,7 +93,7 @@ supervisor's 10 s, and 20 s for the preStop command to start and for endpoints t
 {{- fail (printf "pools.%s.replicas: %d programs do not fit between minReplicas %d and maxReplicas %d" $role ($pool.replicas | int) ($pool.minReplicas | int) ($pool.maxReplicas | int)) -}}
 {{- end -}}
 {{- end -}}
-{{- range $key := list "name" "model" "served_name" "host" "secret_file" "tls" "ray" "store" "transport" -}}
+{{- range $key := list "name" "model" "served_name" "host" "secret_file" "tenants_file" "tls" "ray" "store" "transport" -}}
 {{- if hasKey $.Values.config $key -}}
 {{- fail (printf "config.%s: the chart sets it from its own values; see values.yaml" $key) -}}
 {{- end -}}
@@ -106,7 +106,7 @@ supervisor's 10 s, and 20 s for the preStop command to start and for endpoints t
 {{- fail (printf "config.pools.%s.replicas: say pools.%s.replicas" $role $role) -}}
 {{- end -}}
 {{- end -}}
-{{- range $key := list "replicas" "host" "http_port" "grpc_port" -}}
+{{- range $key := list "replicas" "host" "http_port" "grpc_port" "admin_host" "admin_port" -}}
 {{- if hasKey (dig "router" (dict) $.Values.config) $key -}}
 {{- fail (printf "config.router.%s: the chart sets it: pools.router.replicas, routerHost, ports" $key) -}}
 {{- end -}}
@@ -123,6 +123,12 @@ supervisor's 10 s, and 20 s for the preStop command to start and for endpoints t
 {{- fail "redis.external.address: without user and password, which come from existingSecret" -}}
 {{- end -}}
 {{- if not .Values.redis.external.existingSecret -}}{{- fail "redis.external.existingSecret: needed with redis.mode external" -}}{{- end -}}
+{{- end -}}
+{{- if and .Values.serviceMonitor.enabled .Values.networkPolicy.enabled (not .Values.networkPolicy.monitoring) -}}
+{{- fail "networkPolicy.monitoring: say where Prometheus is, or it cannot reach the routers' numbers" -}}
+{{- end -}}
+{{- if and .Values.serviceMonitor.enabled .Values.tenants.existingSecret (not .Values.serviceMonitor.keySecret.name) -}}
+{{- fail "serviceMonitor.keySecret: with tenants, Prometheus needs an operator's API key" -}}
 {{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.host) -}}{{- fail "ingress.host: needed with ingress.enabled" -}}{{- end -}}
 {{- if and .Values.ingress.grpc.enabled (not .Values.ingress.grpc.host) -}}{{- fail "ingress.grpc.host: needed with ingress.grpc.enabled" -}}{{- end -}}
@@ -145,11 +151,12 @@ supervisor's 10 s, and 20 s for the preStop command to start and for endpoints t
   "secret_file" "/etc/headrace/secret/cluster-secret"
   "timing" (dict "drain_s" .Values.drainSeconds)
   "pools" (dict "prefill" (dict "replicas" .Values.pools.prefill.replicas) "decode" (dict "replicas" .Values.pools.decode.replicas))
-  "router" (dict "replicas" .Values.pools.router.replicas "host" .Values.routerHost "http_port" .Values.ports.http "grpc_port" .Values.ports.grpc)
+  "router" (dict "replicas" .Values.pools.router.replicas "host" .Values.routerHost "http_port" .Values.ports.http "grpc_port" .Values.ports.grpc "admin_port" .Values.ports.admin)
   "transport" (dict "kind" "nixl" "require" .Values.transport.require "devices" .Values.transport.devices "port_range" .Values.transport.portRange)
   "ray" (dict "address" (printf "%s-head-svc.%s.svc:%d" (include "headrace.fullname" .) .Release.Namespace (.Values.ports.gcs | int)))
 -}}
 {{- with .Values.model.servedName -}}{{- $_ := set $own "served_name" . -}}{{- end -}}
+{{- if .Values.tenants.existingSecret -}}{{- $_ := set $own "tenants_file" "/etc/headrace/tenants/tenants.yaml" -}}{{- end -}}
 {{- $tls := dict -}}
 {{- with .Values.tls.public -}}
 {{- if .existingSecret -}}

@@ -13,6 +13,10 @@
 - /etc/headrace/cluster.yaml
 - --set
 - host=$(POD_IP)
+{{- if eq .group "router" }}
+- --set
+- router.admin_host=$(POD_IP)
+{{- end }}
 {{- if and (eq .group "head") (ne $v.redis.mode "none") }}
 - --set
 - store.redis_url=$(HEADRACE_REDIS_URL)
@@ -85,6 +89,11 @@
 - name: secret
   mountPath: /etc/headrace/secret
   readOnly: true
+{{- if and (eq .group "router") $v.tenants.existingSecret }}
+- name: tenants
+  mountPath: /etc/headrace/tenants
+  readOnly: true
+{{- end }}
 {{- range $side := include "headrace.tlsSides" . | fromJsonArray }}
 - name: tls-{{ $side }}
   mountPath: /etc/headrace/tls/{{ $side }}
@@ -124,6 +133,15 @@
     items:
       - key: cluster-secret
         path: cluster-secret
+{{- if and (eq .group "router") $v.tenants.existingSecret }}
+- name: tenants
+  secret:
+    secretName: {{ $v.tenants.existingSecret }}
+    defaultMode: 0440
+    items:
+      - key: tenants.yaml
+        path: tenants.yaml
+{{- end }}
 {{- range $side := include "headrace.tlsSides" . | fromJsonArray }}
 - name: tls-{{ $side }}
   secret:
@@ -220,16 +238,16 @@ readinessProbe:
   periodSeconds: 5
 {{- else if eq .group "router" }}
 startupProbe:
-  httpGet: {path: /live, port: http{{ $scheme }}}
+  httpGet: {path: /live, port: admin{{ $scheme }}}
   periodSeconds: 5
   failureThreshold: 120
 livenessProbe:
-  httpGet: {path: /live, port: http{{ $scheme }}}
+  httpGet: {path: /live, port: admin{{ $scheme }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 30
 readinessProbe:
-  httpGet: {path: /ready, port: http{{ $scheme }}}
+  httpGet: {path: /ready, port: admin{{ $scheme }}}
   periodSeconds: 2
   timeoutSeconds: 2
   failureThreshold: 2
@@ -355,6 +373,7 @@ spec:
         {{- if eq .group "router" }}
         - {name: http, containerPort: {{ $v.ports.http }}}
         - {name: grpc, containerPort: {{ $v.ports.grpc }}}
+        - {name: admin, containerPort: {{ $v.ports.admin }}}
         {{- end }}
       {{- include "headrace.probes" . | trim | nindent 6 }}
       {{- if ne .group "head" }}

@@ -1,0 +1,112 @@
+"""The HTTP listeners of a router: one for clients, and one of its own for who looks after the cluster and for probes.
+
+Both serve the same app, behind the same keys; each has its own part of the routes (FAULTS S05, P09). A flood of clients
+takes no place at the other one.
+"""
+
+import asyncio
+import math
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cluster.core.errors import ConfigError
+from cluster.tls import CertificateFiles, web_context
+from router.front.auth import OPEN
+from router.front.http_protocol import bounded
+
+ADMIN = frozenset({"/metrics", "/status"})
+"""Everybody's numbers."""
+
+_OF_BOTH = OPEN | {"/health"}
+_RECENT = "/debug/requests/"  # tenants see their own at the clients' listener
+
+
+class ClientRoutes:
+    """The app without what is for operators: a path of theirs becomes one that is not there, behind the same keys."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("path") in ADMIN:
+            scope = _elsewhere(scope, "router.admin_port")
+        await self._app(scope, receive, send)
+
+
+class AdminRoutes:
+    """The app without what is for clients."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path not in ADMIN and path not in _OF_BOTH and not path.startswith(_RECENT):
+            scope = _elsewhere(scope, "router.http_port")
+        await self._app(scope, receive, send)
+
+
+def _elsewhere(scope: Scope, port: str) -> Scope:
+    """Nothing is routed there, and the 404 says why."""
+    return {**scope, "path": f"{scope.get('path', '')}-is-on-{port}"}
+
+
+class WebServer(uvicorn.Server):
+    """uvicorn on one socket, without signal handlers of its own: the program decides when to stop."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        sock: socket.socket,
+        *,
+        tls: CertificateFiles | None,
+        drain_s: float,
+        max_connections: int,
+    ) -> None:
+        """`sock`: see `listen`. Answers that run get `drain_s` seconds when it stops."""
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            interface="asgi3",
+            timeout_graceful_shutdown=math.ceil(drain_s),
+            http=bounded(max_connections),
+            server_header=False,
+            ssl_context_factory=None if tls is None else lambda *_: web_context(tls),
+        )
+        super().__init__(config)
+        self.listening = asyncio.Event()
+        self._sock = sock
+        host, port = sock.getsockname()[:2]
+        self.url = f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    def stop_listening(self) -> None:
+        """Take no new connections; those there are go on until `should_exit`."""
+        for server in self.servers:
+            server.close()
+
+    async def run_here(self) -> None:
+        """Serve until `should_exit` is set, then let running answers end within the grace time."""
+        await self._serve([self._sock])
+
+
+def listen(host: str, port: int, key: str) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises ConfigError, naming `key`, when the address is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"{key}: cannot listen on {host}:{port}: {error.strerror}; choose another") from error
+    sock.listen(2048)
+    sock.setblocking(False)
+    return sock

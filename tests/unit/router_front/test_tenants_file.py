@@ -1,0 +1,127 @@
+"""Tenants change while requests run: keys come and go, and a file that cannot be used changes nothing."""
+
+import logging
+import random
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.cli.keys import digest_of, new_key
+from cluster.config import load_config
+from cluster.core.config import RouterSettings, TimingSettings
+from cluster.core.errors import ConfigError, Unauthenticated
+from router.dispatcher import DispatcherCore
+from router.fairness import Counters
+from router.tenants import Tenants
+from router.tenants_file import TenantsFile
+
+ONE, OTHER, THIRD = new_key(), new_key(), new_key()
+
+
+def written(path: Path, tenants: object) -> None:
+    """Replaced whole, as mounted secrets are."""
+    scratch = path.with_suffix(".new")
+    scratch.write_text(yaml.safe_dump(tenants))
+    scratch.replace(path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "tenants.yaml"
+    written(file, {"acme": {"keys": [digest_of(ONE)], "weight": 2.0}})
+    return file
+
+
+def opened(path: Path) -> TenantsFile:
+    settings = [f"tenants_file={path}", f"tenants.fixed.keys=[{digest_of(THIRD)}]"]
+    return TenantsFile(load_config(None, settings), "the secret")
+
+
+def who(tenants: Tenants, key: str) -> str | None:
+    try:
+        return tenants.authenticate(f"Bearer {key}").name
+    except Unauthenticated:
+        return None
+
+
+def test_keys_come_and_go_and_those_of_the_configuration_stay(path: Path) -> None:
+    file = opened(path)
+    assert [who(file.tenants, key) for key in (ONE, OTHER, THIRD)] == ["acme", None, "fixed"]
+    written(path, {"acme": {"keys": [digest_of(OTHER)]}, "new": {"operator": True}})
+    assert who(file.tenants, OTHER) is None, "nobody has looked yet"
+    file.look()
+    assert [who(file.tenants, key) for key in (ONE, OTHER, THIRD)] == [None, "acme", "fixed"]
+    written(path, {})
+    file.look()
+    assert [who(file.tenants, key) for key in (ONE, OTHER, THIRD)] == [None, None, "fixed"]
+
+
+def test_a_tenant_keeps_its_salt(path: Path) -> None:
+    """Its prefixes are found again, whatever changes beside its name."""
+    file = opened(path)
+    before = file.tenants.authenticate(f"Bearer {ONE}")
+    written(path, {"acme": {"keys": [digest_of(ONE)], "concurrency": 3}})
+    file.look()
+    after = file.tenants.authenticate(f"Bearer {ONE}")
+    assert after.salt == before.salt
+    assert (before.quota.concurrency, after.quota.concurrency) == (None, 3)
+
+
+def test_weights_are_those_of_now(path: Path) -> None:
+    """For everybody who was given them, the queue above all."""
+    file = opened(path)
+    counters: Counters[str] = Counters(file.tenants.weights)
+    assert counters.weight("acme") == 2.0
+    written(path, {"acme": {"weight": 5.0}, "new": {"weight": 3.0}})
+    file.look()
+    assert [counters.weight(name) for name in ("acme", "new", "fixed")] == [5.0, 3.0, 1.0]
+
+
+def test_a_file_without_a_tenant_opens_nothing(path: Path) -> None:
+    written(path, {})
+    tenants = TenantsFile(load_config(None, [f"tenants_file={path}"]), "the secret").tenants
+    assert tenants.configured
+    assert who(tenants, ONE) is None
+    assert not TenantsFile(load_config(), "the secret").tenants.configured
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "acme: {keys: [",
+        "- acme",
+        "acme: {kees: []}",
+        f"acme: {{keys: [{ONE}]}}",
+        "ACME: {}",
+        "fixed: {}",
+        f"one: {{keys: [{digest_of(ONE)}]}}\nother: {{keys: [{digest_of(ONE)}]}}",
+        f"one: {{keys: [{digest_of(THIRD)}]}}",
+        None,
+    ],
+)
+def test_what_cannot_be_used_changes_nothing_and_is_no_start(
+    path: Path, caplog: pytest.LogCaptureFixture, content: str | None
+) -> None:
+    caplog.set_level(logging.ERROR)
+    file = opened(path)
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    file.look()
+    file.look()
+    assert who(file.tenants, ONE) == "acme"
+    assert len(caplog.records) == 1
+    assert ONE not in caplog.text
+    assert digest_of(THIRD) not in caplog.text
+    with pytest.raises(ConfigError, match=r"tenants\.yaml"):
+        opened(path)
+
+
+def test_the_queue_goes_by_the_weights_of_now(path: Path) -> None:
+    file = opened(path)
+    core = DispatcherCore(RouterSettings(), TimingSettings(), 1, random.Random(0), weights=file.tenants.weights)
+    written(path, {"acme": {"weight": 5.0}})
+    file.look()
+    assert core._books.queue._lanes._counters.weight("acme") == 5.0
