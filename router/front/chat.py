@@ -1,4 +1,4 @@
-"""Messages through the model's own chat template, in a sandbox.
+"""Messages through the model's own chat template, in a sandbox with limits (template_sandbox.py).
 
 The template is rendered here, once, and only here (FAULTS C27). `strftime_now` is not offered: a date in the prompt
 would change it every day and spoil every cached prefix; templates that ask for it check whether it is defined.
@@ -12,10 +12,10 @@ from typing import NoReturn
 import orjson
 from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cluster.core.errors import InvalidRequest, ModelError
 from router.front.messages import ChatPrompt, ChatTurn
+from router.front.template_sandbox import Exhausted, LimitedEnvironment, render
 from router.front.tools.formats import format_of
 from router.front.tools.plain import as_text
 from router.front.tools.types import ToolCall, ToolFormat
@@ -36,11 +36,8 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: dict[str, str], tool_format: ToolFormat | None = None) -> None:
         """`tool_format` overrides what the template itself shows."""
-        # As transformers configures it, or templates would render other white space.
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
+        environment = LimitedEnvironment()
+        environment.add_filter("tojson", _to_json)
         environment.globals["raise_exception"] = _raise_exception
         try:
             self._template = environment.from_string(source)
@@ -62,9 +59,12 @@ class ChatTemplate:
             "add_generation_prompt": prompt.add_generation_prompt and not prompt.continue_final,
         }
         try:
-            text = self._template.render({**prompt.variables, **self._special_tokens, **fixed})
+            text = render(self._template, {**prompt.variables, **self._special_tokens, **fixed})
         except _Refusal as refusal:
             message = f"the model's chat template refuses these messages: {refusal}"
+            raise InvalidRequest(message, param=param) from None
+        except Exhausted as exhausted:
+            message = f"the model's chat template does not end with these messages within its limits: {exhausted}"
             raise InvalidRequest(message, param=param) from None
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             # What the error says may quote the prompt (FAULTS O08): only its kind is told.

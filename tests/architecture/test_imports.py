@@ -93,7 +93,12 @@ def test_only_the_router_makes_tokens_of_text() -> None:
     """The ids are the only truth about a prompt (FAULTS C27). A model that is pulled has its tokenizer made, once."""
     text = {"tokenizers", "jinja2"}
     users = {s.path for s in product() for m, _ in s.imports() if top(m) in text}
-    assert users == {"router/front/chat.py", "router/front/tokenizer.py", "cluster/models/gguf_tokenizer.py"}
+    assert users == {
+        "router/front/chat.py",
+        "router/front/template_sandbox.py",
+        "router/front/tokenizer.py",
+        "cluster/models/gguf_tokenizer.py",
+    }
 
 
 def test_the_engine_does_not_negotiate() -> None:
