@@ -68,6 +68,7 @@ class WebServer(uvicorn.Server):
         """`sock`: see `listen`. Answers that run get `drain_s` seconds when it stops."""
         config = uvicorn.Config(
             app,
+            log_config=None,  # its own would show whole tracebacks, beside our log
             log_level="warning",
             access_log=False,
             lifespan="off",

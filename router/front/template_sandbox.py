@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from contextvars import ContextVar
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -49,7 +49,7 @@ class _Meter:
 _meter: ContextVar[_Meter] = ContextVar("meter")
 
 
-def render(template: Any, variables: dict[str, object]) -> str:
+def render(template: Template, variables: dict[str, object]) -> str:
     """The text of a template of a `LimitedEnvironment`. Raises Exhausted, and what else templates raise."""
     token = _meter.set(_Meter())
     try:
@@ -80,19 +80,19 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         """Like any other filter, it pays."""
         self.filters[name] = _metered(function, widths=name in _TAKE_WIDTHS, formats=name == "format")
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         _check_operation(operator, left, right)
         result = super().call_binop(context, operator, left, right)
         _meter.get().pay_for((left, right, result))
         return result
 
-    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, called: object, /, *args: object, **kwargs: object) -> object:
         if isinstance(called, LoopContext) and args:  # a recursive loop goes into what it is given
             args = (_counted(args[0]), *args[1:])
         method = getattr(called, "__wrapped__", called)  # Jinja wraps `format`
         if isinstance(text := getattr(method, "__self__", None), str):
             _check_widths((*args, *kwargs.values()))
-            if method.__name__ in ("format", "format_map"):
+            if getattr(method, "__name__", "") in ("format", "format_map"):
                 _check_format(text)
         _meter.get().pay_for((text, *args))
         result = super().call(context, called, *args, **kwargs)

@@ -2,14 +2,18 @@
 
 import asyncio
 import contextlib
+import io
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import uvicorn
 
+from cluster.logs import setup_logging
 from router.front import http_protocol
 from router.front.http_protocol import MAX_HEAD_BYTES, bounded
+from router.web import WebServer, listen
 
 WITHIN_S = 10.0
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -139,3 +143,37 @@ async def test_who_comes_when_all_places_are_taken_is_told_and_the_others_are_se
         async with line(site) as three:
             await three.says(REQUEST)
             assert (await three.hears(b"ok")).startswith(b"HTTP/1.1 200")
+
+
+async def test_an_error_in_the_app_is_logged_without_what_it_says(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULTS O08: whoever raises may quote a prompt. uvicorn's own log would show it."""
+
+    async def broken(_: object, __: object, ___: object) -> None:
+        raise ValueError("Zwetschgenknoedel")
+
+    uvicorns = logging.getLogger("uvicorn")  # as it is in a router, where nobody else has configured it
+    monkeypatch.setattr(uvicorns, "propagate", True)
+    monkeypatch.setattr(uvicorns, "handlers", [])
+    root = logging.getLogger()
+    handlers, level, log = root.handlers[:], root.level, io.StringIO()
+    setup_logging("router-0", "info", stream=log)
+    server = WebServer(broken, listen("127.0.0.1", 0, "x"), tls=None, drain_s=1.0, max_connections=9)
+    serving = asyncio.create_task(server.run_here())
+    try:
+        await asyncio.wait_for(server.listening.wait(), WITHIN_S)
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        one = Line(reader, writer)
+        await one.says(REQUEST.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+        assert (await one.rest()).startswith(b"HTTP/1.1 500")
+        writer.close()
+    finally:
+        server.should_exit = True
+        await serving
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    told = log.getvalue() + "".join(capfd.readouterr())
+    assert "Exception in ASGI application" in told
+    assert "ValueError" in told
+    assert "Zwetschgenknoedel" not in told.replace('raise ValueError("Zwetschgenknoedel")', "")

@@ -52,7 +52,7 @@ BAD_CREDENTIALS: dict[str, Callable[[str], Metadata]] = {
     "for another port": lambda _: good("127.0.0.1:1"),
     "old": stale,
     "dots": lambda _: (("headrace-proof", "." * 300),),
-    "not ascii": lambda _: (("headrace-proof", b"a.b.\xff\xfe"),),  # type: ignore[dict-item, return-value, arg-type]
+    "not ascii": lambda _: (("headrace-proof", b"a.b.\xff\xfe"),),  # type: ignore[dict-item, return-value]
 }
 
 

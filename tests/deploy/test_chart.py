@@ -238,10 +238,10 @@ def test_certificates_are_mounted_where_they_are_needed_and_renew() -> None:
         assert not any("subPath" in mounts[f"/etc/headrace/tls/{folder}"] for folder in folders)
         volumes = {each["name"] for each in rendered.pod(group)["volumes"] if "secret" in each}
         assert {f"tls-{folder}" for folder in folders} <= volumes
-    named = (tls.public.cert_file, tls.public.key_file, tls.public.ca_file)
-    named += (tls.internal.cert_file, tls.internal.key_file, tls.internal.ca_file)
+    named = [tls.public.cert_file, tls.public.key_file, tls.public.ca_file]
+    named += [tls.internal.cert_file, tls.internal.key_file, tls.internal.ca_file]
     sides = [f"/etc/headrace/tls/{side}/{file}" for side in ("public", "internal") for file in FILES_OF_A_SECRET]
-    assert list(named) == sides
+    assert named == sides
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert rendered.container("router")[probe]["httpGet"]["scheme"] == "HTTPS"
         assert "scheme" not in variant("minimal").container("router")[probe]["httpGet"]

@@ -22,7 +22,7 @@ from cluster.stubs.inference_pb2_grpc import InferenceStub
 from tests.integration.stack import MODEL, HttpAnswer, Json, Stack, config, connect, post_bytes, request_head, stack
 
 WORD = "Zwetschgenknoedel"
-LONG = f"{WORD} " * 8
+LONG = f"{WORD} " * 4
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 WITHIN_S = 30.0
 
@@ -59,12 +59,12 @@ def text(**more: object) -> Json:
     return {"model": MODEL, "prompt": LONG, "max_tokens": 4, **more}
 
 
-TOOL = {"type": "function", "function": {"name": WORD, "description": LONG, "parameters": {"type": "object"}}}
+TOOL = {"type": "function", "function": {"name": WORD, "description": WORD, "parameters": {"type": "object"}}}
 SERVED: dict[str, tuple[str, Json]] = {
     "whole": (TEXT, text(logprobs=2)),
     "streamed": (TEXT, text(stream=True, stop=[WORD])),
     "chat": (CHAT, chat(stream=True)),
-    "tools": (CHAT, chat(tools=[TOOL])),
+    "tools": (CHAT, chat(tools=[TOOL], messages=[{"role": "user", "content": WORD}])),
     "echo": (TEXT, text(echo=True, n=2)),
     "grammar": (TEXT, text(guided_choice=[WORD], max_tokens=32)),
     "tokenize": ("/tokenize", {"model": MODEL, "prompt": LONG}),
@@ -123,7 +123,7 @@ async def sent_over_grpc(running: Stack) -> None:
             with pytest.raises(grpc.aio.AioRpcError):
                 _ = [event async for event in stub.Generate(request)]
         with pytest.raises(grpc.aio.AioRpcError):
-            await wire.unary_unary(f"/{WORD}/{WORD}", None, None)(WORD.encode(), timeout=WITHIN_S)  # type: ignore[arg-type]
+            await wire.unary_unary(f"/{WORD}/{WORD}", None, None)(WORD.encode(), timeout=WITHIN_S)
         slow = pb.GenerateRequest(prompt=LONG, max_tokens=300, ignore_eos=True)
         with pytest.raises(grpc.aio.AioRpcError) as late:
             _ = [event async for event in stub.Generate(slow, timeout=0.3)]

@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+from cluster.credentials import Credentials
 from router.effects import StreamClosed
 from router.links import StreamKeeper
 from tests.unit.machines.virtual import VirtualLoop
@@ -22,7 +23,7 @@ class Silent(StreamKeeper):
     def __init__(self, loop: VirtualLoop, seed: int) -> None:
         self.served: list[float] = []
         self._loop = loop
-        super().__init__("d:1", (), Seconds(loop), random.Random(seed), self._broke)
+        super().__init__("d:1", Credentials("a secret"), Seconds(loop), random.Random(seed), self._broke)
 
     @staticmethod
     def _broke(error: BaseException) -> None:
