@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -27,6 +29,24 @@ from cluster.supervisor import ProgramStatus
 from tests.fake_program import Hearing
 
 PATIENCE_S = 30.0
+GRPC, HTTP, OPEN = "gRPC, its token", "HTTP, its token", "nothing: numbers of its autoscaler; loopback, network policy"
+RAYS = {
+    "cluster.head": GRPC,
+    "gcs_server": GRPC,
+    "raylet/raylet": GRPC,
+    "ray::ControllerActor": GRPC,
+    "ray::SupervisorActor": GRPC,
+    "ray::RuntimeEnvAgent": HTTP,
+    "autoscaler/_private/monitor.py": OPEN,
+}
+"""Who listens for Ray, and what it wants of a stranger."""
+
+RAYS_METHODS = (
+    "/ray.rpc.ActorInfoGcsService/ListNamedActors",
+    "/ray.rpc.NodeManagerService/GetNodeStats",
+    "/ray.rpc.ObjectManagerService/Pull",
+    "/ray.rpc.CoreWorkerService/GetCoreWorkerStats",
+)
 MODULES: dict[Role, str] = dict.fromkeys(ROLES, "tests.fake_program")
 
 
@@ -130,6 +150,44 @@ def test_every_listener_is_on_the_loopback_interface(cluster: Cluster) -> None:
         if connection.status == psutil.CONN_LISTEN
     }
     assert listening == {"127.0.0.1"}
+
+
+def listeners(cluster: Cluster) -> list[tuple[str, int]]:
+    """What each process is, and a port where it listens."""
+    found = []
+    for process in cluster.processes():
+        words = process.cmdline()
+        what = next((name for name in RAYS if any(name in word for word in words)), " ".join(words[:4]))
+        found += [(what, one.laddr.port) for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+    return found
+
+
+def answers(port: int) -> set[grpc.StatusCode]:
+    """To calls without a token, of the services that Ray's processes have."""
+    codes = set()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as wire:
+        for method in RAYS_METHODS:
+            try:
+                wire.unary_unary(method, bytes, bytes)(b"", timeout=PATIENCE_S)
+                codes.add(grpc.StatusCode.OK)
+            except grpc.RpcError as refused:
+                codes.add(refused.code())
+    return codes
+
+
+def test_every_socket_of_ray_is_on_the_list_and_asks_for_its_token(cluster: Cluster) -> None:
+    """Found by looking: a Ray that opens another one, or opens one up, fails here (docs/security.md)."""
+    found = listeners(cluster)
+    always = {what for what, wants in RAYS.items() if wants != OPEN}  # that one gives up where another Ray has its port
+    assert always <= {what for what, _ in found} <= set(RAYS), "a longer list needs a reason and a control"
+    for what, port in found:
+        if RAYS[what] == GRPC:
+            assert answers(port) == {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}, what
+        elif RAYS[what] == HTTP:
+            asked = urllib.request.Request(f"http://127.0.0.1:{port}/get_or_create_runtime_env", b"", method="POST")
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(asked, timeout=PATIENCE_S)
+            assert refused.value.code == 401, what
 
 
 def test_ray_turns_away_who_has_no_token(cluster: Cluster) -> None:
