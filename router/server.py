@@ -122,7 +122,7 @@ def _doors(config: ClusterConfig, runtime: RouterRuntime, front: FrontDoor) -> t
         InferenceService(front),
     )
     allows = keys.allows if keys.tenants.configured else None
-    door = PublicDoor(allows, tls, 2 * settings.max_body_bytes, settings.max_connections)
+    door = PublicDoor(allows, tls, 4 * settings.max_body_bytes, settings.max_connections)
     rpc = make_server(settings.host, settings.grpc_port, [inference], door)
     app, drain_s = make_app(front, runtime), config.timing.drain_s + CUT_S
     sock = listen(settings.host, settings.http_port, "router.http_port")
