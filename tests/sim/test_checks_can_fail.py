@@ -20,8 +20,8 @@ from prefill_worker.core import PrefillCore
 from router.endings import Endings
 from router.follow import Follow
 from router.lanes import Entry, Lanes
-from simulation.run import simulate
 from router.tenants import Tenant
+from simulation.run import simulate
 from simulation.scenario import Scenario, Share, draw_scenario
 
 REGRESSIONS = Path(__file__).parent / "regressions"
