@@ -111,7 +111,7 @@ class Simulation:
         missed = self.scenario.config.timing.resume_s + 0.5
         self._pass(missed if self.faults.struck["kill router"] else QUIET_S)
         self._nothing_in_use(lambda wire: wire.in_progress(silent=False))
-        self._pass(max(HELP_S, SLOWEST_READ_S if self.scenario.read_slow else 0.0))
+        self._rest(max(HELP_S, SLOWEST_READ_S if self.scenario.read_slow else 0.0))
         self._nothing_in_use(lambda wire: wire.in_progress(silent=True))
         for life in self.cluster.workers.values():
             for oddity in ODDITIES:
@@ -158,6 +158,14 @@ class Simulation:
     def _pass(self, seconds: float) -> None:
         end = self.loop.now + seconds
         self._until(lambda: self.loop.now >= end, seconds + 1, "time stands still")
+
+    def _rest(self, longest_s: float) -> None:
+        """Until nothing is in use and nobody polls for others, or so long."""
+        end, lives = self.loop.now + longest_s, self.cluster.workers.values()
+        while self.loop.now < end:
+            if not any(life.engine.wire.serving or any(life.core.status().gauges.values()) for life in lives):
+                return
+            self.loop.run_until(self.loop.now + 0.25)
 
     def _judge(self, clients: list[Client]) -> None:
         """Every failure must be an honest one: no room, nobody there, a deadline that was short or slept through."""
