@@ -188,7 +188,7 @@ class Faults:
             return False
         seconds = self._random.uniform(*self._random.choice(_LOST_S))
         self._site.loop.log(f"the book of limits is away for {seconds:.1f} s")
-        self._site.limits.leave(seconds)
+        self._site.limits.leave(seconds, deaf=self._random.random() < 0.5)
         return True
 
     def _freeze(self, victim: WorkerLife | None, *, server: bool, engine: bool) -> bool:

@@ -43,14 +43,15 @@ class SharedBook:
         self._back_at = 0.0
         self._deaf = True
 
-    def leave(self, seconds: float) -> None:
-        """Nobody gets an answer for a while; what was asked may have been done all the same."""
+    def leave(self, seconds: float, *, deaf: bool) -> None:
+        """Nobody gets an answer for a while; what was asked is done all the same, unless it is `deaf`."""
         self._back_at = self._loop.now + seconds
-        self._deaf = self._loop.chance(0.5)
+        self._deaf = deaf
 
     def holds(self, tenant: Tenant) -> bool:
         """Whether any permit of a tenant is taken."""
-        return self._book.would_refuse(Take(tenant.name, Quota(concurrency=1), "a question", 0)) is not None
+        refusal = self._book.would_refuse(Take(tenant.name, Quota(concurrency=1), "a question", 0))
+        return refusal is not None and refusal.kind == "concurrency"
 
     async def take(self, take: Take) -> Refusal | None:
         self._hear()
