@@ -53,8 +53,8 @@ class Faults:
             "drain": self._drain,
             "replace": self._replace,
             "rot": self._rot,
-            "kill in a grammar": lambda: self._kill_writer(lambda how: how.grammar.kind != ""),
-            "kill under penalties": lambda: self._kill_writer(_penalises),
+            "kill in a grammar": lambda: self._lie_in_wait("kill in a grammar", _has_grammar),
+            "kill under penalties": lambda: self._lie_in_wait("kill under penalties", _penalises),
             "hunt": self._hunt,
             "lose limits": self._lose_limits,
         }
@@ -141,6 +141,20 @@ class Faults:
             for attempt in life.core.state.attempts.values()
             if attempt.phase is Phase.DECODING and any(sample.emitted for sample in attempt.live)
         ]
+
+    def _lie_in_wait(self, kind: str, wanted: Callable[[Sampling], bool]) -> bool:
+        """Strike as soon as an answer that is drawn so is being written."""
+        self._try_writer(kind, wanted, self._site.loop.now + _HUNT_S)
+        return False  # it counts when it has struck
+
+    def _try_writer(self, kind: str, wanted: Callable[[Sampling], bool], until: float) -> None:
+        if not self._on or self._site.loop.now > until:
+            return
+        if self._kill_writer(wanted):
+            self.struck[kind] += 1
+        else:
+            pause = self._random.uniform(0.01, 0.1)
+            self._site.loop.after(pause, partial(self._try_writer, kind, wanted, until))
 
     def _kill_writer(self, wanted: Callable[[Sampling], bool]) -> bool:
         """The worker that is in the middle of an answer that is drawn so."""
@@ -298,6 +312,10 @@ class Faults:
             call()
         else:
             self._site.loop.after(0.0, call)
+
+
+def _has_grammar(how: Sampling) -> bool:
+    return how.grammar.kind != ""
 
 
 def _penalises(how: Sampling) -> bool:
