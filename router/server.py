@@ -127,6 +127,7 @@ async def serve(context: ProgramContext) -> None:
             timeout_graceful_shutdown=math.ceil(config.timing.drain_s + CUT_S),
             http=BoundedHeads,
             server_header=False,
+            proxy_headers=False,  # nobody here asks who the client is
         )
     )
     await rpc.start()
