@@ -46,7 +46,6 @@ _SERVER_OPTIONS = (
     *_LIMITS,
     *_KEEPALIVE,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    ("grpc.so_reuseport", 0),  # two servers on one port would share its calls without a word (FAULTS O04)
     ("grpc.max_concurrent_streams", _SERVER_STREAMS),
     ("grpc.max_metadata_size", 16 * 1024),
 )
@@ -119,9 +118,15 @@ class RpcServer:
 
 
 def make_server(
-    host: str, port: int, services: Iterable[Service], secret: str | None, *, allows: Allows | None = None
+    host: str,
+    port: int,
+    services: Iterable[Service],
+    secret: str | None,
+    *,
+    allows: Allows | None = None,
+    shared_port: int | None = None,
 ) -> RpcServer:
-    """A server bound to one interface; port 0 takes a free one.
+    """A server bound to one interface; port 0 takes a free one. `shared_port`: it listens there too, with others.
 
     `secret` None makes it public; then `allows` is asked with each call's `authorization` (None: not exactly one), if
     it is given. Raises ConfigError when the address cannot be bound. Must be called inside the running event loop.
@@ -131,7 +136,10 @@ def make_server(
         interceptors.append(_Authenticate(lambda given: _is_secret(given, secret), "the cluster secret"))
     elif allows is not None:
         interceptors.append(_Authenticate(allows, "an API key"))
-    options = _SERVER_OPTIONS if secret is None else (*_SERVER_OPTIONS, *_TRUSTING)
+    # Two servers on one port would share its calls without a word (FAULTS O04), where that is not asked for.
+    options = (*_SERVER_OPTIONS, ("grpc.so_reuseport", int(shared_port is not None)))
+    if secret is not None:
+        options = (*options, *_TRUSTING)
     server = grpc.aio.server(interceptors=interceptors, options=options)
     checks: _Health = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -140,6 +148,8 @@ def make_server(
         each.add_to(server)
         names.append(each.name)
     reflection.enable_server_reflection([health.SERVICE_NAME, reflection.SERVICE_NAME, *names], server)
+    if shared_port is not None:
+        _bind(server, host, shared_port)
     return RpcServer(server, checks, names, host, _bind(server, host, port))
 
 

@@ -5,6 +5,10 @@
 3. serve until told to stop
 4. drain: /ready and gRPC health say no, the listener closes, requests on open connections get 503 and Retry-After,
    running streams end within `timing.drain_s`
+
+With `router.share_ports` the routers of a host listen on the same two ports: the kernel gives each connection to one of
+them. Each is a whole router with its own books, and listens on two ports of its own besides, which it reports: there
+/ready, /metrics and /debug speak of this one router, and on the shared port of whichever took the connection.
 """
 
 from __future__ import annotations
@@ -64,21 +68,28 @@ class _HttpServer(uvicorn.Server):
         for server in self.servers:
             server.close()
 
-    async def serve_on(self, sock: socket.socket) -> None:
-        """Serve `sock` until `should_exit` is set, then let running answers end within the grace time."""
-        await self._serve([sock])
+    async def serve_on(self, sockets: list[socket.socket]) -> None:
+        """Serve `sockets` until `should_exit` is set, then let running answers end within the grace time."""
+        await self._serve(sockets)
 
 
-def _bind(settings: RouterSettings) -> socket.socket:
-    """A listening socket for HTTP. Raises ConfigError naming the key when the address is taken."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+def _bind(settings: RouterSettings) -> list[socket.socket]:
+    """Listening sockets for HTTP; the first is this router's alone. Raises ConfigError naming a key that cannot be."""
+    if not settings.share_ports:
+        return [_listen(settings.host, settings.http_port, shared=False)]
+    return [_listen(settings.host, 0, shared=False), _listen(settings.host, settings.http_port, shared=True)]
+
+
+def _listen(host: str, port: int, *, shared: bool) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
-        sock.bind((settings.host, settings.http_port))
+        sock.bind((host, port))
     except OSError as error:
         sock.close()
-        address = f"{settings.host}:{settings.http_port}"
+        address = f"{host}:{port}"
         raise ConfigError(f"router.http_port: cannot listen on {address}: {error.strerror}; choose another") from error
     sock.listen(2048)
     sock.setblocking(False)
@@ -116,8 +127,9 @@ async def serve(context: ProgramContext) -> None:
         InferenceService(front),
     )
     allows = front.gate.allows if front.gate.tenants.configured else None
-    rpc = make_server(config.router.host, config.router.grpc_port, [inference], None, allows=allows)
-    sock = _bind(config.router)
+    own, shared = (0, config.router.grpc_port) if config.router.share_ports else (config.router.grpc_port, None)
+    rpc = make_server(config.router.host, own, [inference], None, allows=allows, shared_port=shared)
+    sockets = _bind(config.router)
     http = _HttpServer(
         uvicorn.Config(
             make_app(front, runtime),
@@ -127,19 +139,20 @@ async def serve(context: ProgramContext) -> None:
             timeout_graceful_shutdown=math.ceil(config.timing.drain_s + CUT_S),
             http=BoundedHeads,
             server_header=False,
+            proxy_headers=False,  # nobody here asks who the client is
         )
     )
     await rpc.start()
     serving: asyncio.Future[None] = asyncio.ensure_future(runtime.serve())
     members = asyncio.ensure_future(_follow_members(context, runtime))
     health = asyncio.ensure_future(_tell_health(front, rpc))
-    web = asyncio.ensure_future(http.serve_on(sock))
+    web = asyncio.ensure_future(http.serve_on(sockets))
     told = asyncio.ensure_future(_set(context.stopping))
     permits = asyncio.ensure_future(front.gate.permits.serve())
     working = (serving, members, health, web, told, permits)
     try:
         await http.listening.wait()
-        host, port = sock.getsockname()[:2]
+        host, port = sockets[0].getsockname()[:2]
         context.report_ready(address=rpc.address, epoch=epoch, http=f"http://{host}:{port}")
         await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
         for task in working:

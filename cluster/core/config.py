@@ -82,6 +82,9 @@ class RouterSettings(Settings):
     host: str = "127.0.0.1"
     http_port: Port = 8000
     grpc_port: Port = 8001
+    share_ports: bool = Field(
+        False, description="the routers of one host listen on the same two ports, and the kernel deals out connections"
+    )
     queue_limit: Positive = Field(512, description="requests waiting for a place at most; more get 429")
     queue_tokens: Positive = Field(1_000_000, description="prompt tokens waiting for a place at most; more get 429")
     slo_ttft_s: PositiveSeconds | None = Field(
