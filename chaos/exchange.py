@@ -52,8 +52,8 @@ class Exchange:
 
 
 def new_exchange(ask: Ask, manner: Manner, clock: Clock) -> Exchange:
-    tokens: list[list[int]] | None = [[] for _ in range(ask.n)] if manner.api == "grpc" else None
-    return Exchange(clock.now(), [""] * ask.n, tokens, [""] * ask.n)
+    tokens: list[list[int]] | None = [[] for _ in range(ask.choices)] if manner.api == "grpc" else None
+    return Exchange(clock.now(), [""] * ask.choices, tokens, [""] * ask.choices)
 
 
 async def over_http(url: str, model: str, ask: Ask, manner: Manner, clock: Clock) -> Exchange:

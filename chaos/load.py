@@ -50,7 +50,8 @@ async def clients(table: Table, stopping: asyncio.Event) -> None:
 async def _client(table: Table, number: int, stopping: asyncio.Event) -> None:
     rng = random.Random(f"{table.settings.seed} client {number}")
     while not stopping.is_set():
-        ask, manner = table.next_ask(rng), random_manner(rng, table.settings.cancels)
+        ask = table.next_ask(rng)
+        manner = random_manner(rng, table.settings.cancels, ask)
         outcome = await _serve(table, rng, ask, manner)
         table.tally.outcomes[outcome] += 1
 
@@ -122,7 +123,7 @@ def _count(table: Table, outcome: str, exchange: Exchange, router: str, ask: Ask
         _note(tally.failed, f"{after}, {router}: {exchange.detail}: {ask} {manner}")
     elif outcome == "ok":
         tally.tokens += exchange.completion_tokens or 0
-        count_failover(tally, exchange, manner, table.disturbances, router)
+        count_failover(tally, exchange, ask, manner, table.disturbances, router)
     return outcome
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from chaos.ask import Ask
-from engine.messages import SampleSpec, TracerModel
+from chaos.ask import Ask, Rules
+from cluster.core.grammar import GrammarMatcher, tracer_vocabulary
+from engine.messages import DrawRules, Grammar, SampleSpec, TracerModel
 from engine.model.tracer import reference_tokens
 
 MARGIN = 1e-3
@@ -30,7 +31,7 @@ class Reference(Protocol):
     """Knows every answer."""
 
     def answer(self, ask: Ask) -> tuple[Expected, ...]:
-        """One per sample, in the order of their indices."""
+        """One per choice, in the order of their indices."""
 
 
 class TracerReference:
@@ -38,19 +39,31 @@ class TracerReference:
 
     def __init__(self, spec: TracerModel) -> None:
         self._spec = spec
+        self._vocabulary = tracer_vocabulary(spec.vocab_size)
         self.answer = lru_cache(maxsize=4096)(self._answer)
 
     def _answer(self, ask: Ask) -> tuple[Expected, ...]:
-        return tuple(self._sample(ask, index) for index in range(ask.n))
+        return tuple(self._sample(ask, prompt, index) for prompt in ask.prompts for index in range(ask.n))
 
-    def _sample(self, ask: Ask, index: int) -> Expected:
-        sampling = SampleSpec(index, ask.seed, ask.temperature, ask.top_p, ask.top_k, -1)
+    def _sample(self, ask: Ask, prompt: tuple[int, ...], index: int) -> Expected:
+        sampling = SampleSpec(index, ask.seed, ask.temperature, ask.top_p, ask.top_k, -1, ask.rules.min_p)
+        rules = _rules(ask.rules, len(prompt))
+        start = None if rules.grammar is None else self._start(rules.grammar)
         tokens = reference_tokens(
-            list(ask.prompt), ask.max_tokens, self._spec, sampling, stop_at_eos=not ask.ignore_eos
+            list(prompt),
+            ask.max_tokens,
+            self._spec,
+            sampling,
+            stop_at_eos=not ask.ignore_eos,
+            rules=None if rules == DrawRules(len(prompt)) else rules,
+            grammar=None if start is None else start.copy,
         )
         ended = not ask.ignore_eos and tokens[-1] == self._spec.vocab_size - 1
         text = b"".join(_bytes_of(token) for token in (tokens[:-1] if ended else tokens))
         return Expected(tuple(tokens), text.decode("utf-8", "replace"), "stop" if ended else "length")
+
+    def _start(self, grammar: Grammar) -> GrammarMatcher:
+        return self._vocabulary.compile(grammar.kind, grammar.source)
 
 
 class RecordedReference:
@@ -70,3 +83,17 @@ class RecordedReference:
 def _bytes_of(token: int) -> bytes:
     """How the tracer spells a token: bytes are themselves, everything else is written `<id>`."""
     return bytes((token,)) if token < 256 else b"<%d>" % token
+
+
+def _rules(asked: Rules, prompt_tokens: int) -> DrawRules:
+    """In the engine's terms."""
+    source = Grammar("json_schema", asked.json_schema) if asked.json_schema else Grammar("regex", asked.regex)
+    return DrawRules(
+        prompt_tokens,
+        presence=asked.presence_penalty,
+        frequency=asked.frequency_penalty,
+        repetition=asked.repetition_penalty,
+        bias=dict(asked.logit_bias),
+        min_tokens=asked.min_tokens,
+        grammar=source if asked.grammar else None,
+    )

@@ -1,7 +1,7 @@
 """What a chaos run is, and the cluster that it needs: pools of a few dozen blocks, so that a handful of clients meets
 every limit, and free blocks full of NaN, so that nothing wrong stays unseen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chaos.ask import Appetite
 from cluster.core.config import ClusterConfig
@@ -14,7 +14,11 @@ _TRACER_VOCAB = 300  # its end token is 299, so that one token in 300 ends an an
 
 @dataclass(frozen=True, slots=True)
 class ChaosSettings:
-    """One run. `cancels`: the share of clients that leave before the end; `rest_s`: between two faults of a role."""
+    """One run. `cancels`: the share of clients that leave before the end; `rest_s`: between two faults of a role.
+
+    `rules`: a third of the requests draw under rules (penalties, bias, min_p, min_tokens, grammars), some have several
+    prompts; those of a real model have one each, as its answers are written down one by one.
+    """
 
     seconds: float = 180.0
     seed: int = 7
@@ -24,6 +28,7 @@ class ChaosSettings:
     clients: int = 10
     cancels: float = 0.2
     rest_s: float = 1.0
+    rules: bool = True
 
     @property
     def is_tracer(self) -> bool:
@@ -63,6 +68,8 @@ class ChaosSettings:
 
     def appetite(self) -> Appetite:
         """Prompts of up to 12 blocks and answers of up to 100 tokens: two of them fit a decode pool, ten do not."""
+        rules = 0.33 if self.rules else 0.0
         if self.is_tracer:
-            return Appetite.of(_TRACER_VOCAB - 1, BLOCK, 12 * BLOCK, 100)
-        return Appetite.of(1000, BLOCK, 10 * BLOCK, 40)
+            batches = 0.1 if self.rules else 0.0
+            return replace(Appetite.of(_TRACER_VOCAB - 1, BLOCK, 12 * BLOCK, 100), rules=rules, batches=batches)
+        return replace(Appetite.of(1000, BLOCK, 10 * BLOCK, 40), rules=rules)

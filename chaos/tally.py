@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
-from chaos.ask import Ask, Manner
+from chaos.ask import NO_RULES, Ask, Manner
 from chaos.disturb import Disturbances
 from chaos.exchange import End, Exchange
 from chaos.reference import Expected, Reference
@@ -17,6 +17,8 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     retries: Counter[str] = field(default_factory=Counter)
     failovers: int = 0
+    failovers_under_rules: int = 0
+    failovers_in_grammars: int = 0
     gaps_s: dict[str, list[float]] = field(default_factory=dict)
     tokens: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -54,11 +56,15 @@ def _judge_sample(exchange: Exchange, index: int, right: Expected, whole: bool) 
     return None
 
 
-def count_failover(tally: Tally, exchange: Exchange, manner: Manner, disturbances: Disturbances, router: str) -> None:
+def count_failover(
+    tally: Tally, exchange: Exchange, ask: Ask, manner: Manner, disturbances: Disturbances, router: str
+) -> None:
     """An answer that took several attempts; its longest gap, when a decode worker was disturbed within it."""
-    if exchange.attempts <= 1:
+    if exchange.attempts <= len(ask.prompts):
         return
     tally.failovers += 1
+    tally.failovers_under_rules += ask.rules != NO_RULES
+    tally.failovers_in_grammars += ask.rules.grammar
     if not manner.stream or not exchange.arrivals:
         return
     times = [exchange.asked, *exchange.arrivals]

@@ -43,6 +43,8 @@ def ray_environment(run_dir: RunDir, *, local: bool) -> dict[str, str]:
         "RAY_enable_worker_prestart": "0",
         # Ray's own out-of-memory killer would choose a supervisor, the one process that must stay.
         "RAY_memory_monitor_refresh_ms": "0",
+        # Ray runs its workers at niceness 15, and programs inherit it: who serves people would wait for everybody else.
+        "RAY_worker_niceness": "0",
         # An actor without GPUs keeps seeing them: its program uses them, Ray does not hand them out.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "PYTHONPATH": SOURCE_ROOT,

@@ -48,18 +48,19 @@ _KEEPALIVE = (
 )
 _RECEIVE = ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)
 _SEND = ("grpc.max_send_message_length", MAX_MESSAGE_BYTES)
+# Two servers on one port would share its calls without a word (FAULTS O04), where that is not asked for.
+_ALONE = ("grpc.so_reuseport", 0)
 _IDLE_MS = 600_000  # a client without a call connects again when it has one
 _SERVER_OPTIONS = (
     _SEND,
     *_KEEPALIVE,
     ("grpc.server_handshake_timeout_ms", 20_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    ("grpc.so_reuseport", 0),  # two servers on one port would share its calls without a word (FAULTS O04)
     ("grpc.max_concurrent_streams", _SERVER_STREAMS),
     ("grpc.max_metadata_size", 16 * 1024),
 )
 # Peers with the secret may ping as they like: pings that waited for a busy process arrive together, and are no attack.
-_TRUSTING: tuple[tuple[str, int], ...] = (_RECEIVE, ("grpc.http2.max_ping_strikes", 0))
+_TRUSTING: tuple[tuple[str, int], ...] = (_RECEIVE, _ALONE, ("grpc.http2.max_ping_strikes", 0))
 _CLIENT_OPTIONS = (
     _RECEIVE,
     _SEND,
@@ -133,17 +134,19 @@ class RpcServer:
 class PublicDoor:
     """A server for clients, not for members. `allows`: asked with each call's `authorization` (None: not exactly one).
 
-    `tls`: its certificates. None: open, and plain.
+    `tls`: its certificates. None: open, and plain. `shared_port`: it listens there too, with others.
     """
 
     allows: Allows | None = None
     tls: CertificateFiles | None = None
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_connections: int = 10_000
+    shared_port: int | None = None
 
     @property
     def options(self) -> tuple[tuple[str, int], ...]:
         return (
+            ("grpc.so_reuseport", int(self.shared_port is not None)),
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_allowed_incoming_connections", self.max_connections),
             ("grpc.max_connection_idle_ms", _IDLE_MS),
@@ -159,10 +162,10 @@ def make_server(host: str, port: int, services: Iterable[Service], door: Credent
     members = None
     if isinstance(door, Credentials):
         interceptors.append(members := _Members(door))
-        options, tls = _TRUSTING, None if door.tls is None else door.tls.files
+        options, tls, shared = _TRUSTING, None if door.tls is None else door.tls.files, None
     else:
         interceptors += [] if door.allows is None else [_Clients(door.allows)]
-        options, tls = door.options, door.tls
+        options, tls, shared = door.options, door.tls, door.shared_port
     server = grpc.aio.server(interceptors=interceptors, options=(*_SERVER_OPTIONS, *options))
     checks: _Health = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -171,6 +174,8 @@ def make_server(host: str, port: int, services: Iterable[Service], door: Credent
         each.add_to(server)
         names.append(each.name)
     reflection.enable_server_reflection([health.SERVICE_NAME, reflection.SERVICE_NAME, *names], server)
+    if shared is not None:
+        _bind(server, host, shared, tls)
     bound = _bind(server, host, port, tls)
     if members is not None:
         members.port = bound

@@ -323,9 +323,8 @@ class DispatcherCore:
 
     def _pump(self, now: float) -> list[Effect]:
         """Place what can be placed now, retire who left, and hand out the effects."""
-        again = len(self._books.queue) > 0
-        while again:
-            again = self._round(now)
+        while len(self._books.queue) > 0 and self._round(now):
+            continue
         self._retire()
         return self._take_effects()
 

@@ -105,7 +105,10 @@ class Permits:
         now = self._clock.now()
         renew = not self.shared_up or now - self._renewed >= RENEW_S
         try:
-            await (self._shared.settle(ended) if ended else self._shared.ping())
+            if not ended or not self.shared_up:  # what was used must not be charged again with every try
+                await self._shared.ping()
+            if ended:
+                await self._shared.settle(ended)
             ended = {}
             if renew:
                 await self._shared.hold({tenant: list(takes) for tenant, takes in self._held.items() if takes})

@@ -4,7 +4,7 @@ The front door (HTTP, gRPC) parses, tokenises and turns token ids into text. The
 request over all its attempts and yields token ids. Neither knows the other's insides.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -86,6 +86,15 @@ class TokenEvent:
     end: EndReason | None = None
 
 
+def joined(events: Sequence[TokenEvent]) -> TokenEvent:
+    """What came for one sample, in order, as one event."""
+    if len(events) == 1:
+        return events[0]
+    ids = tuple(token for event in events for token in event.ids)
+    logprobs = tuple(entry for event in events for entry in event.logprobs)
+    return TokenEvent(events[0].index, ids, logprobs, events[-1].end)
+
+
 @dataclass(slots=True)
 class Trace:
     """What happened to one request: filled while it runs, read by the front door when it ends. Milliseconds."""
@@ -105,7 +114,10 @@ class Running(Protocol):
     trace: Trace
 
     def events(self) -> AsyncIterator[TokenEvent]:
-        """Token events until every sample has ended. Raises the HeadraceError that ended the request instead."""
+        """Token events until every sample has ended; what came for a sample meanwhile is one event.
+
+        Raises the HeadraceError that ended the request instead.
+        """
 
     def stop(self, index: int) -> None:
         """The front door found the end of this sample (a stop string): no more tokens of it are wanted."""

@@ -37,7 +37,7 @@ from router.effects import (
 )
 from router.links import StreamKeeper
 from router.records import RequestRecord
-from router.requests import Limits, Request, Running, TokenEvent, Trace
+from router.requests import Limits, Request, Running, TokenEvent, Trace, joined
 from router.session_client import SessionClient
 from router.watch_client import WatchClient
 
@@ -46,30 +46,33 @@ MAX_HELD_IDS = 65_536  # undelivered token ids of one client
 
 
 class RunningRequest:
-    """An admitted request, as its client sees it. Events wait here, so that no stream ever waits for a client."""
+    """An admitted request, as its client sees it. Events wait here, so that no stream ever waits for a client.
+
+    What waits for a client that lags is one event for each sample, however many tokens it brings.
+    """
 
     def __init__(self, runtime: "RouterRuntime", request: Request) -> None:
         self.trace = Trace()
         self._runtime = runtime
         self._request_id = request.request_id
         self._samples = request.n
-        self._waiting: deque[TokenEvent] = deque()
+        self._waiting: dict[int, list[TokenEvent]] = {}
         self._held = 0
         self._ended = False
         self._error: HeadraceError | None = None
-        self._news = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None  # somebody waits for it
 
     async def events(self) -> AsyncIterator[TokenEvent]:
         """See router.requests.Running."""
         while True:
             while self._waiting:
-                event = self._waiting.popleft()
+                event = joined(self._waiting.pop(next(iter(self._waiting))))
                 self._held -= len(event.ids)
                 yield event
             if self._ended:
                 break
-            self._news.clear()
-            await self._news.wait()
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
         if self._error is not None:
             raise self._error
 
@@ -81,16 +84,20 @@ class RunningRequest:
 
     def push(self, event: TokenEvent) -> bool:
         """Keep an event for the client. Returns False when it holds too many already."""
-        self._waiting.append(event)
+        self._waiting.setdefault(event.index, []).append(event)
         self._held += len(event.ids)
-        self._news.set()
+        self._tell()
         return self._held <= MAX_HELD_IDS
 
     def finish(self, error: HeadraceError | None) -> None:
         """The terminal outcome: the first one counts."""
         if not self._ended:
             self._ended, self._error = True, error
-            self._news.set()
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
 
 class RouterRuntime:

@@ -5,6 +5,10 @@
 3. serve until told to stop
 4. drain: /ready and gRPC health say no, the listener closes, requests on open connections get 503 and Retry-After,
    running streams end within `timing.drain_s`
+
+With `router.share_ports` the routers of a host listen on the same two ports: the kernel gives each connection to one of
+them. Each is a whole router with its own books, and listens on ports of its own besides, which it reports: there
+/ready and /debug speak of this one router, and on the shared port of whichever took the connection.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from router.runtime import RouterRuntime
 from router.shared_quotas import open_shared_quotas
 from router.tenants import Tenants
 from router.tenants_file import TenantsFile
-from router.web import AdminRoutes, ClientRoutes, WebServer, listen
+from router.web import AdminRoutes, ClientRoutes, WebServer, listen, sockets
 from router.workers_file import WorkersFile
 
 LINGER_S = 0.3  # who asks on an open connection as we leave is told to ask elsewhere; then idle ones are closed
@@ -122,15 +126,17 @@ def _doors(config: ClusterConfig, runtime: RouterRuntime, front: FrontDoor) -> t
         InferenceService(front),
     )
     allows = keys.allows if keys.tenants.configured else None
-    door = PublicDoor(allows, tls, 4 * settings.max_body_bytes, settings.max_connections)
-    rpc = make_server(settings.host, settings.grpc_port, [inference], door)
+    own, shared = (0, settings.grpc_port) if settings.share_ports else (settings.grpc_port, None)
+    door = PublicDoor(allows, tls, 4 * settings.max_body_bytes, settings.max_connections, shared)
+    rpc = make_server(settings.host, own, [inference], door)
     app, drain_s = make_app(front, runtime), config.timing.drain_s + CUT_S
-    sock = listen(settings.host, settings.http_port, "router.http_port")
-    http = WebServer(ClientRoutes(app), sock, tls=tls, drain_s=drain_s, max_connections=settings.max_connections)
+    http = WebServer(
+        ClientRoutes(app), sockets(settings), tls=tls, drain_s=drain_s, max_connections=settings.max_connections
+    )
     # Probes and Prometheus have no certificates to show.
     unasked = public_files(config.tls.public.model_copy(update={"client_ca_file": None}))
     sock = listen(settings.admin_host, settings.admin_port, "router.admin_port")
-    admin = WebServer(AdminRoutes(app), sock, tls=unasked, drain_s=CUT_S, max_connections=ADMIN_CONNECTIONS)
+    admin = WebServer(AdminRoutes(app), [sock], tls=unasked, drain_s=CUT_S, max_connections=ADMIN_CONNECTIONS)
     return rpc, http, admin
 
 

@@ -7,10 +7,12 @@ takes no place at the other one.
 import asyncio
 import math
 import socket
+from collections.abc import Sequence
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cluster.core.config import RouterSettings
 from cluster.core.errors import ConfigError
 from cluster.tls import CertificateFiles, web_context
 from router.front.auth import OPEN
@@ -19,7 +21,6 @@ from router.front.http_protocol import bounded
 ADMIN = frozenset({"/metrics", "/status"})
 """Everybody's numbers."""
 
-_OF_BOTH = OPEN | {"/health"}
 _RECENT = "/debug/requests/"  # tenants see their own at the clients' listener
 
 
@@ -43,7 +44,7 @@ class AdminRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if path not in ADMIN and path not in _OF_BOTH and not path.startswith(_RECENT):
+        if path not in ADMIN and path not in OPEN and not path.startswith(_RECENT):
             scope = _elsewhere(scope, "router.http_port")
         await self._app(scope, receive, send)
 
@@ -54,18 +55,18 @@ def _elsewhere(scope: Scope, port: str) -> Scope:
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn on one socket, without signal handlers of its own: the program decides when to stop."""
+    """uvicorn, without signal handlers of its own: the program decides when to stop."""
 
     def __init__(
         self,
         app: ASGIApp,
-        sock: socket.socket,
+        listening: Sequence[socket.socket],
         *,
         tls: CertificateFiles | None,
         drain_s: float,
         max_connections: int,
     ) -> None:
-        """`sock`: see `listen`. Answers that run get `drain_s` seconds when it stops."""
+        """`listening`: see `listen`; the first is its own. Answers that run get `drain_s` seconds when it stops."""
         config = uvicorn.Config(
             app,
             log_config=None,  # its own would show whole tracebacks, beside our log
@@ -76,12 +77,13 @@ class WebServer(uvicorn.Server):
             timeout_graceful_shutdown=math.ceil(drain_s),
             http=bounded(max_connections),
             server_header=False,
+            proxy_headers=False,  # nobody here asks who the client is
             ssl_context_factory=None if tls is None else lambda *_: web_context(tls),
         )
         super().__init__(config)
         self.listening = asyncio.Event()
-        self._sock = sock
-        host, port = sock.getsockname()[:2]
+        self._sockets = list(listening)
+        host, port = self._sockets[0].getsockname()[:2]
         self.url = f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -95,14 +97,24 @@ class WebServer(uvicorn.Server):
 
     async def run_here(self) -> None:
         """Serve until `should_exit` is set, then let running answers end within the grace time."""
-        await self._serve([self._sock])
+        await self._serve(self._sockets)
 
 
-def listen(host: str, port: int, key: str) -> socket.socket:
+def sockets(settings: RouterSettings) -> list[socket.socket]:
+    """Listening sockets for clients; the first is this router's alone. Raises ConfigError naming a key."""
+    key = "router.http_port"
+    if not settings.share_ports:
+        return [listen(settings.host, settings.http_port, key)]
+    return [listen(settings.host, 0, key), listen(settings.host, settings.http_port, key, shared=True)]
+
+
+def listen(host: str, port: int, key: str, *, shared: bool = False) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises ConfigError, naming `key`, when the address is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         sock.bind((host, port))
     except OSError as error:

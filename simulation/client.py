@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 
 from cluster.core.errors import HeadraceError
-from engine.messages import SampleSpec, TracerModel
+from engine.messages import DrawRules, Grammar, SampleSpec, TracerModel
 from engine.model.tracer import reference_tokens
-from router.requests import Request, TokenEvent
+from router.requests import Request, TokenEvent, Trace
 from simulation.site import Violation
+from simulation.vocabulary import tracer_vocabulary_of
 
 UNSET = "running"
 
@@ -34,6 +35,7 @@ class Client:
     outcome: str = UNSET
     progress_at: float = 0.0
     excused_s: float = 0.0  # time in which its router was frozen, once it is over; before, less what it was when asked
+    trace: Trace = field(default_factory=Trace)
     _right: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -44,13 +46,43 @@ class Client:
     def over(self) -> bool:
         return self.outcome != UNSET
 
+    @property
+    def placed(self) -> bool:
+        """Whether it has left the line at least once."""
+        return "queue" in self.trace.timings_ms
+
+    def story(self) -> list[str]:
+        """What is worth counting about a right answer: what it was drawn under, and what it went through."""
+        if self.outcome != "ok":
+            return []
+        how, attempts = self.request.sampling, self.trace.attempts
+        kinds = {
+            "a grammar": self.request.grammar is not None,
+            "penalties": (how.presence_penalty, how.frequency_penalty, how.repetition_penalty) != (0, 0, 1),
+            "bias": bool(how.logit_bias),
+            "min_p": how.min_p > 0,
+            "min_tokens": how.min_tokens > 0,
+        }
+        told = [f"answers under {kind}" for kind, asked in kinds.items() if asked]
+        if attempts > 1:
+            told += [f"failovers under {kind}" for kind, asked in kinds.items() if asked]
+        return [*told, "several failovers"] if attempts > 2 else told
+
     def right(self, index: int) -> list[int]:
         """All tokens of a sample up to its own end, as the reference writes them."""
         if index not in self._right:
             request, s = self.request, self.request.sampling
-            spec = SampleSpec(index, s.seed, s.temperature, s.top_p, s.top_k, -1)
+            spec = SampleSpec(index, s.seed, s.temperature, s.top_p, s.top_k, -1, s.min_p)
+            grammar, vocabulary = request.grammar, tracer_vocabulary_of(self.model.vocab_size)
+            start = None if grammar is None else vocabulary.compile(grammar.kind, grammar.source).copy
             tokens = reference_tokens(
-                list(request.prompt), request.max_tokens, self.model, spec, stop_at_eos=not request.ignore_eos
+                list(request.prompt),
+                request.max_tokens,
+                self.model,
+                spec,
+                stop_at_eos=not request.ignore_eos,
+                rules=rules_of(request),
+                grammar=start,
             )
             stops = [at for at, token in enumerate(tokens) if token in request.stop_token_ids]
             self._right[index] = tokens[: stops[0] + 1] if stops else tokens
@@ -93,3 +125,19 @@ class Client:
         expected = "eos" if eos else "stop" if last in request.stop_token_ids else "length"
         if reason != expected:
             raise Violation(f"I5: {name} ends by {reason}, right is {expected}")
+
+
+def rules_of(request: Request) -> DrawRules | None:
+    """What was asked, in the engine's terms; by another way than the one over the wire (engine/asked.py)."""
+    how, grammar = request.sampling, request.grammar
+    rules = DrawRules(
+        len(request.prompt),
+        how.presence_penalty,
+        how.frequency_penalty,
+        how.repetition_penalty,
+        dict(how.logit_bias),
+        how.min_tokens,
+        request.stop_token_ids if how.min_tokens else (),
+        None if grammar is None else Grammar(grammar.kind, grammar.source),
+    )
+    return None if rules == DrawRules(len(request.prompt)) else rules

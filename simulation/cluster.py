@@ -29,6 +29,7 @@ class Cluster:
         self._replaced: set[str] = set()  # names whose successor is under way while they may still run
         self._relieved: list[WorkerLife] = []  # lives that were replaced; each is ended some time after it wakes
         site.gone = self._gone
+        site.calm = self._calm
         for name in (*PREFILL, *DECODE):
             self._start_worker(name, None)
         for name in ROUTERS:
@@ -62,6 +63,12 @@ class Cluster:
         if sum(s.kind == "link" for s in streams) != len(PREFILL) * len(DECODE):
             return False
         return all(router.process.up and self.sees_ready(router, lives) for router in self.routers.values())
+
+    def _calm(self) -> bool:
+        """Every worker runs, and nobody is cut off from anybody."""
+        lives = self.workers.values()
+        up = all(life.process.up and life.engine.process.up and not life.lost for life in lives)
+        return up and self.site.network.whole
 
     # -- the controller ---------------------------------------------------------------------------------------------
 

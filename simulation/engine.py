@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from engine.messages import AddPeer, Command, DropPeer, Fatal, Read, Report, Serve, Step
+from engine.messages import AddPeer, Command, DropPeer, Fatal, Prepare, Read, Report, Serve, Step
 from simulation.local_engine import LocalEngine
 from simulation.loop import Loop, brief
 from simulation.network import Network
@@ -14,6 +14,7 @@ from simulation.wire import Wire
 
 _SOCKET_S = (0.00002, 0.0002)
 _COPY_S = (0.0001, 0.001)
+_GRAMMAR_S = ((0.001, 0.01), (0.01, 0.3))  # to build one: milliseconds, seldom more
 
 
 class SimEngine:
@@ -62,9 +63,16 @@ class SimEngine:
             self._loop.log(f"{self.process.name} > {brief(command)}")
         if isinstance(command, Read | AddPeer | DropPeer | Serve):
             self.wire.take(command)
+        elif isinstance(command, Prepare):
+            seconds = self._loop.random.uniform(*_GRAMMAR_S[self._loop.chance(0.1)])
+            self.process.timer(seconds, partial(self._prepared, command))
         else:
             self._commands.append(command)
             self._next()
+
+    def _prepared(self, command: Prepare) -> None:
+        """The grammar thread is beside compute and wire, too."""
+        self._report(self.local.grammars.prepare(command))
 
     def _next(self) -> None:
         if self._busy or not self._commands:

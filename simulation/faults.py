@@ -1,13 +1,16 @@
 """What goes wrong, and at which message. One worker of each role and one router are left alone at any moment.
 
 Per role there is at most one *victim*; another is chosen only when the last one is back and every router sees it ready.
-So a request on a living router always has somebody who can serve it.
+So a request on a living router always has somebody who can serve it. A hunt alone takes one decode worker after the
+other, for as long as the one before it is up or on its way back: patience has to last until then.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+from cluster.stubs.common_pb2 import Sampling
+from decode_worker.attempts import Attempt, Phase
 from simulation.cluster import DECODE, PREFILL, ROUTERS, Cluster
 from simulation.decode import DecodeLife
 from simulation.network import Stream
@@ -19,6 +22,8 @@ from simulation.worker import WorkerLife
 
 _FREEZES_S = ((0.01, 0.9), (1.1, 5.0), (5.0, 25.0))
 _PARTITIONS_S = ((0.05, 2.0), (2.0, 8.0), (8.0, 40.0))
+_LOST_S = ((0.05, 1.0), (1.0, 20.0))
+_HUNT_S = 10.0
 _NAMES = {"prefill": PREFILL, "decode": DECODE, "router": ROUTERS}
 
 
@@ -48,6 +53,10 @@ class Faults:
             "drain": self._drain,
             "replace": self._replace,
             "rot": self._rot,
+            "kill in a grammar": lambda: self._lie_in_wait("kill in a grammar", _has_grammar),
+            "kill under penalties": lambda: self._lie_in_wait("kill under penalties", _penalises),
+            "hunt": self._hunt,
+            "lose limits": self._lose_limits,
         }
 
     def begin(self) -> None:
@@ -120,6 +129,80 @@ class Faults:
             return False
         self._busy(victim.name, 1.0)
         self._soon(victim.kill_engine if self._random.random() < 0.7 else victim.engine.fail)
+        return True
+
+    def _writing(self) -> list[tuple[DecodeLife, Attempt]]:
+        """Who is in the middle of which answer."""
+        lives = [self._cluster.decode(name) for name in DECODE]
+        return [
+            (life, attempt)
+            for life in lives
+            if not life.process.dead
+            for attempt in life.core.state.attempts.values()
+            if attempt.phase is Phase.DECODING and any(sample.emitted for sample in attempt.live)
+        ]
+
+    def _lie_in_wait(self, kind: str, wanted: Callable[[Sampling], bool]) -> bool:
+        """Strike as soon as an answer that is drawn so is being written."""
+        self._try_writer(kind, wanted, self._site.loop.now + _HUNT_S)
+        return False  # it counts when it has struck
+
+    def _try_writer(self, kind: str, wanted: Callable[[Sampling], bool], until: float) -> None:
+        if not self._on or self._site.loop.now > until:
+            return
+        if self._kill_writer(wanted):
+            self.struck[kind] += 1
+        else:
+            pause = self._random.uniform(0.01, 0.1)
+            self._site.loop.after(pause, partial(self._try_writer, kind, wanted, until))
+
+    def _kill_writer(self, wanted: Callable[[Sampling], bool]) -> bool:
+        """The worker that is in the middle of an answer that is drawn so."""
+        present = self._victims.get("decode")
+        if present is not None and self._recovered("decode", present):
+            present = None
+        for life, attempt in self._writing():
+            if wanted(attempt.submit.sampling) and present in (None, life.name):
+                self._victims["decode"] = life.name
+                return self._kill(life) if self._random.random() < 0.5 else self._kill_engine(life)
+        return False
+
+    def _hunt(self) -> bool:
+        """Whoever writes one request's answer dies, and who goes on with it, and so on."""
+        writing = self._writing()
+        if not writing:
+            return False
+        _, attempt = self._random.choice(writing)
+        quarry = attempt.id.rsplit(".", 1)[0]
+        self._chase(quarry, self._random.randrange(2, 5), self._site.loop.now + _HUNT_S)
+        return True
+
+    def _chase(self, quarry: str, deaths: int, until: float) -> None:
+        if not self._on or deaths == 0 or self._site.loop.now > until:
+            return
+        for life, attempt in self._writing():
+            if attempt.id.startswith(f"{quarry}.") and self._other_serves(life):
+                self.struck["killed in a hunt"] += 1
+                self._victims["decode"] = life.name
+                self._busy(life.name, 0.1)
+                self._soon(life.kill if self._random.random() < 0.5 else life.kill_engine)
+                deaths -= 1
+                break
+        self._site.loop.after(self._random.uniform(0.01, 0.1), partial(self._chase, quarry, deaths, until))
+
+    def _other_serves(self, life: WorkerLife) -> bool:
+        """Whether the other decode worker is there, or will soon be."""
+        (other,) = (self._cluster.workers[name] for name in DECODE if name != life.name)
+        back_soon = other.process.dead and not other.process.silent and not self._cluster.replaced(other.name)
+        return self._site.network.whole and (back_soon or (other.process.up and other.engine.process.up))
+
+    def _lose_limits(self) -> bool:
+        """The shared book of limits does not answer for a while."""
+        if self._site.limits is None:
+            return False
+        seconds = self._random.uniform(*self._random.choice(_LOST_S))
+        self._site.loop.log(f"the book of limits is away for {seconds:.1f} s")
+        self._site.limits.leave(seconds, deaf=self._random.random() < 0.5)
         return True
 
     def _freeze(self, victim: WorkerLife | None, *, server: bool, engine: bool) -> bool:
@@ -229,3 +312,11 @@ class Faults:
             call()
         else:
             self._site.loop.after(0.0, call)
+
+
+def _has_grammar(how: Sampling) -> bool:
+    return how.grammar.kind != ""
+
+
+def _penalises(how: Sampling) -> bool:
+    return how.presence_penalty != 0 or how.frequency_penalty != 0 or how.repetition_penalty not in (0, 1)

@@ -20,11 +20,14 @@ from router.effects import (
     StreamClosed,
     StreamOpened,
 )
+from simulation.calls import Call
 from simulation.client import Client
 from simulation.keeper import Keeper
+from simulation.limits import Gatekeeper
 from simulation.network import End
 from simulation.process import Process
 from simulation.site import Site, Violation
+from simulation.turns import Turns
 
 TICK_S = 0.1
 
@@ -38,8 +41,12 @@ class RouterLife:
         self.process = Process(site.loop, name, name)
         config = site.scenario.config
         self.epoch = site.loop.random.getrandbits(64) | 1
-        self.core = DispatcherCore(config.router, config.timing, self.epoch, site.loop.random)
+        weights = {share.tenant.name: share.weight for share in site.scenario.shares}
+        self.core = DispatcherCore(config.router, config.timing, self.epoch, site.loop.random, weights=weights)
+        self.gate = Gatekeeper(self.process, site.limits, fail_closed=site.scenario.fail_closed)
+        self.turns = Turns(site.scenario.shares, site.calm)
         self.clients: dict[str, Client] = {}
+        self._calls: dict[Client, Call] = {}  # of those that have not ended
         self._watches: dict[str, Keeper] = {}
         self._sessions: dict[str, Keeper] = {}
 
@@ -49,6 +56,7 @@ class RouterLife:
 
     def start(self) -> None:
         self.site.loop.log(f"{self.name} is up, epoch {self.epoch:016x}")
+        self.gate.start()
         self._tick()
 
     def members(self, addresses: list[str]) -> None:
@@ -67,6 +75,8 @@ class RouterLife:
         for client in self.clients.values():
             if not client.over:
                 client.outcome = "reset"
+        for call in self._calls.values():
+            call.ended_at = self.site.loop.now
         self.site.gone(self)
 
     def audit(self) -> None:
@@ -77,21 +87,65 @@ class RouterLife:
 
     # -- clients ----------------------------------------------------------------------------------------------------
 
-    def ask(self, client: Client) -> None:
-        """A client's request has been parsed."""
-        self.clients[client.request.request_id] = client
+    def ask(self, call: Call) -> None:
+        """A call has been authenticated and parsed. It takes a permit, then a place for each prompt."""
+        now = self.site.loop.now
         try:
-            effects = self.core.add_request(client.request, self.site.loop.now)
+            self.core.check_room(call.tenant.name, now)
+            call.held = self.gate.take(call.tenant, call.prompt_tokens)
+        except (Overloaded, Unavailable) as error:
+            call.error = error
+            for client in call.clients:
+                client.finish(error, now)
+            call.ended(now)
+            return
+        self._calls.update(dict.fromkeys(call.clients, call))
+        for client in call.clients:
+            if call.error is None:
+                self._admit(client)
+        self._check_line()
+
+    def cancel(self, call: Call) -> None:
+        """The client is gone, or one of its prompts failed."""
+        for client in call.clients:
+            if not client.over:
+                client.outcome = "cancelled"
+                self._ended(client, None)
+                self._apply(self.core.cancel(client.request.request_id, self.site.loop.now))
+
+    def _admit(self, client: Client) -> None:
+        self.clients[client.request.request_id] = client
+        self.turns.arrived(client, self.site.loop.now)
+        try:
+            effects = self.core.add_request(client.request, self.site.loop.now, client.trace)
         except Overloaded as error:
             client.finish(error, self.site.loop.now)
+            self._ended(client, error)
             return
         self._apply(effects)
 
-    def cancel(self, client: Client) -> None:
-        """The client is gone."""
-        if not client.over:
-            client.outcome = "cancelled"
-            self._apply(self.core.cancel(client.request.request_id, self.site.loop.now))
+    def _ended(self, client: Client, error: HeadraceError | None) -> None:
+        """One prompt of a call has its outcome."""
+        call = self._calls.pop(client)
+        if error is not None and call.error is None:
+            call.error = error
+            self.process.timer(0.0, partial(self.cancel, call))
+        if call.over:
+            call.ended(self.site.loop.now)
+            self.gate.ended()
+            self.check_permits()
+
+    def check_permits(self) -> None:
+        """Raises Violation unless there is a permit for each call that runs, and no other."""
+        running = sum(not call.tenant.quota.unlimited for call in set(self._calls.values()))
+        if self.gate.permits.held() != running:
+            raise Violation(f"I2: {self.name} holds {self.gate.permits.held()} permits for {running} calls")
+
+    def _check_line(self) -> None:
+        """Beyond its bound the line holds only requests that came back. Raises Violation."""
+        came_back = sum(client.placed and not client.over for client in self._calls)
+        if self.core.gauges()["queued"] > self.site.scenario.config.router.queue_limit + came_back:
+            raise Violation(f"I3: {self.core.gauges()['queued']} requests wait at {self.name}")
 
     def _stop(self, client: Client, index: int) -> None:
         """The front door has found the end of this sample in its text."""
@@ -116,17 +170,20 @@ class RouterLife:
         if isinstance(error, Unavailable) and self.core.ready(self.site.loop.now):
             raise Violation(f"I3: {request_id} ends with {error}, though a pair of workers is ready")
         self.site.loop.log(f"{self.name}: {request_id} ends: {client.outcome} {error or ''}")
+        self._ended(client, error)
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         for effect in self.core.tick(self.site.loop.now):
             self._carry_out(effect)
+        self.turns.look(self.site.loop.now)
         self.process.timer(TICK_S, self._tick)
 
     def _apply(self, effects: list[Effect]) -> None:
         for effect in effects:
             self._carry_out(effect)
+        self.turns.look(self.site.loop.now)
         try:
             self.core.check_integrity()
         except IntegrityError as error:

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 
 from cluster.core.errors import IntegrityError
 from prefill_worker.readers import HELP_S
-from simulation.client import Client, Wish
+from simulation.calls import LEAVES_PERMITS
+from simulation.client import Client
 from simulation.cluster import Cluster
 from simulation.faults import Faults
+from simulation.limits import LONGEST_LEASE_S, SharedBook
 from simulation.load import Load
-from simulation.loop import Loop
-from simulation.network import KEEPALIVE_S, Network
+from simulation.loop import START, Loop
+from simulation.network import Network
 from simulation.scenario import Scenario, draw_scenario
 from simulation.site import Site, Violation
 from simulation.wire import Wire
@@ -60,7 +62,8 @@ class Simulation:
         self.loop = Loop(seed, trace)
         self.scenario = draw_scenario(self.loop.random, faults=faults)
         self.loop.log(f"seed {seed}: {self.scenario}")
-        self.site = Site(self.loop, Network(self.loop, self._latency), self.scenario)
+        limits = SharedBook(self.loop) if self.scenario.shared_limits else None
+        self.site = Site(self.loop, Network(self.loop, self._latency), self.scenario, limits)
         self.cluster = Cluster(self.site)
         self.load = Load(self.site, self.cluster)
         self.faults = Faults(self.site, self.cluster)
@@ -95,9 +98,7 @@ class Simulation:
 
     def proof(self) -> None:
         self.loop.log("recovered")
-        asked = [
-            self.load.ask(router, self.load.request(), Wish()) for router in self.cluster.routers.values() for _ in "12"
-        ]
+        asked = [self.load.ask_to_prove(router) for router in self.cluster.routers.values() for _ in "12"]
         self._until(lambda: all(client.over for client in asked), PROOF_S, "a request after the recovery hangs")
         for client in asked:
             if client.outcome != "ok":
@@ -105,11 +106,12 @@ class Simulation:
 
     def quiet(self) -> None:
         self._until(lambda: self.cluster.relieved_have_ended, RECOVERY_S, "a worker that was replaced never ends")
-        # What a router left behind that died, perhaps with its host, is kept until it has been missed for long enough.
-        missed = KEEPALIVE_S[1] + self.scenario.config.timing.resume_s + 0.5
+        # What a dead router left behind is kept until it has been missed for long enough. That its streams have ended
+        # was noticed everywhere by now: nobody held half of a stream when the cluster had recovered.
+        missed = self.scenario.config.timing.resume_s + 0.5
         self._pass(missed if self.faults.struck["kill router"] else QUIET_S)
         self._nothing_in_use(lambda wire: wire.in_progress(silent=False))
-        self._pass(max(HELP_S, SLOWEST_READ_S if self.scenario.read_slow else 0.0))
+        self._rest(max(HELP_S, SLOWEST_READ_S if self.scenario.read_slow else 0.0))
         self._nothing_in_use(lambda wire: wire.in_progress(silent=True))
         for life in self.cluster.workers.values():
             for oddity in ODDITIES:
@@ -118,12 +120,24 @@ class Simulation:
             self._every_range_has_ended(life.name, life.core.status().counters)
             if life.engine.wire.serving:
                 raise Violation(f"I2: the engine of {life.name} polls for readers that are not there")
+        self._permits_are_back()
         for router in self.cluster.routers.values():
             router.audit()
+            router.check_permits()
             used = {k: v for k, v in router.core.gauges().items() if v}
             if used:
                 raise Violation(f"I2: {router.name} still holds {used}")
         self._judge(list(self.load.clients))
+
+    def _permits_are_back(self) -> None:
+        """Every tenant may again ask as much as it ever might; what a fault left behind has run out."""
+        if self.site.limits is None:
+            return
+        limited = [share.tenant for share in self.scenario.shares]
+        if any(map(self.site.limits.holds, limited)) and any(self.faults.struck[kind] for kind in LEAVES_PERMITS):
+            self._pass(LONGEST_LEASE_S)
+        if held := [tenant.name for tenant in limited if self.site.limits.holds(tenant)]:
+            raise Violation(f"I2: the shared book still has permits of {held}")
 
     @staticmethod
     def _every_range_has_ended(name: str, counters: Mapping[str, int]) -> None:
@@ -145,10 +159,22 @@ class Simulation:
         end = self.loop.now + seconds
         self._until(lambda: self.loop.now >= end, seconds + 1, "time stands still")
 
+    def _rest(self, longest_s: float) -> None:
+        """Until nothing is in use and nobody polls for others, or so long."""
+        end, lives = self.loop.now + longest_s, self.cluster.workers.values()
+        while self.loop.now < end:
+            if not any(life.engine.wire.serving or any(life.core.status().gauges.values()) for life in lives):
+                return
+            self.loop.run_until(self.loop.now + 0.25)
+
     def _judge(self, clients: list[Client]) -> None:
         """Every failure must be an honest one: no room, nobody there, a deadline that was short or slept through."""
         for client in clients:
             honest = {"ok", "reset", "cancelled", "Overloaded", "Unavailable"}
+            if client.request.tenant:
+                honest.add("RateLimited")
+            if self.faults.struck["lose limits"] and self.scenario.fail_closed:
+                honest.add("QuotasUnavailable")
             if client.request.deadline_s < 10 or client.excused_s > 1.0:
                 honest.add("DeadlineExceeded")
             if client.outcome not in honest:
@@ -160,9 +186,7 @@ class Simulation:
         while not done():
             if self.loop.now > latest:
                 raise Violation(f"I3: {otherwise}")
-            stop = self.loop.now + 0.25
-            while self.loop.now < stop:
-                self.loop.step()
+            self.loop.run_until(self.loop.now + 0.25)
 
     def _latency(self) -> float:
         """Seconds of one message on one stream: mostly short, now and then very long."""
@@ -173,10 +197,12 @@ class Simulation:
 
     def _sum_up(self) -> None:
         verdict = self.verdict
-        verdict.virtual_s = self.loop.now - 100.0
+        verdict.virtual_s = self.loop.now - START
         verdict.events = self.loop.events
         verdict.outcomes = Counter(client.outcome for client in self.load.clients)
         verdict.faults = self.faults.struck
+        for client in self.load.clients:
+            verdict.counters.update(client.story())
         for life in self.cluster.workers.values():
             verdict.counters.update(dict(life.core.status().counters))
         for router in self.cluster.routers.values():

@@ -4,7 +4,9 @@ import random
 from dataclasses import dataclass, field
 
 from cluster.core.config import ClusterConfig
+from cluster.quotas import Quota
 from engine.messages import TracerModel
+from router.tenants import Tenant
 
 BLOCK = 4
 HEADS = 2
@@ -23,7 +25,20 @@ FAULTS = (
     "drain",
     "replace",
     "rot",
+    "kill in a grammar",
+    "kill under penalties",
+    "hunt",
+    "lose limits",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A tenant, and what of the cluster it may have and does ask for."""
+
+    tenant: Tenant
+    weight: float
+    asks: float  # of all requests, relative to the other tenants
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +58,11 @@ class Scenario:
     fault_every: float  # messages between two faults on average; 0: none
     faults: tuple[str, ...]
     config: ClusterConfig = field(repr=False)
+    rules: float = 0.0  # share of the requests that are drawn under rules
+    batches: float = 0.0  # share of the calls that have several prompts
+    shares: tuple[Share, ...] = ()  # tenants, when there are any
+    shared_limits: bool = False  # one book for all routers
+    fail_closed: bool = False
 
     @property
     def model(self) -> TracerModel:
@@ -56,6 +76,9 @@ def draw_scenario(rng: random.Random, *, faults: bool = True) -> Scenario:
     often = faults and rng.random() < 0.1
     if often:  # connections break again and again, between peers that live
         kinds = ["break session", *(kind for kind in ("break stream", "drain", "freeze router") if rng.random() < 0.3)]
+    if not (shares := _shares(rng)):
+        kinds = [kind for kind in kinds if kind != "lose limits"]
+    crowded = bool(shares) and rng.random() < 0.1
     verify = "full" if rng.random() < 0.8 or "rot" in kinds else "transfer"
     return Scenario(
         tcp=rng.random() < 0.5,
@@ -66,11 +89,33 @@ def draw_scenario(rng: random.Random, *, faults: bool = True) -> Scenario:
         read_fail=rng.choice((0.0, 0.05)) if rough else 0.0,
         read_flip=rng.choice((0.0, 0.05, 0.2)) if rough else 0.0,
         read_slow=rng.choice((0.0, 0.1)) if rough else 0.0,
-        requests=rng.randrange(10, 30),
+        requests=80 if crowded else rng.randrange(10, 30),
         span_s=rng.choice((1.0, 5.0, 12.0)),
         fault_every=(5.0 if often else rng.choice((20.0, 60.0, 200.0))) if kinds else 0.0,
         faults=tuple(kinds),
         config=_config(rng, verify),
+        rules=rng.choice((0.0, 0.3, 0.3, 0.8)),
+        batches=rng.choice((0.0, 0.1)),
+        shares=shares,
+        shared_limits=rng.random() < 0.7,
+        fail_closed=rng.random() < 0.2,
+    )
+
+
+def _shares(rng: random.Random) -> tuple[Share, ...]:
+    """In half of the worlds: one that may ask what it wants, one that may do little at a time, perhaps a third."""
+    if rng.random() < 0.5:
+        return ()
+    quotas = [Quota(), Quota(concurrency=rng.choice((1, 2, 4)))]
+    if rng.random() < 0.5:
+        quotas.append(Quota(concurrency=3, tokens_per_minute=rng.choice((200, 2000)), requests_per_minute=30))
+    return tuple(
+        Share(
+            Tenant(name, quota, name.encode()),
+            weight=rng.choice((0.5, 1.0, 4.0)),
+            asks=rng.choice((2.0, 8.0)) if quota.unlimited else 1.0,
+        )
+        for name, quota in zip("abc", quotas, strict=False)
     )
 
 
@@ -96,6 +141,7 @@ def _config(rng: random.Random, verify: str) -> ClusterConfig:
                 "queue_limit": rng.choice((8, 64)),
                 "max_attempts": 16,  # here a request may meet more deaths than one that kills workers ever should
                 "local_max_tokens": rng.choice((0, 4, 12)),
+                "prefix_index_entries": rng.choice((64, 4096)),  # all there are, or too few for them
             },
             "handoff": {
                 "slots": rng.choice((1, 4, 8)),

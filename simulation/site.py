@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from simulation.limits import SharedBook
 from simulation.loop import Loop
 from simulation.network import End, Network
 from simulation.process import Process
@@ -27,14 +28,16 @@ class Server(Protocol):
 
 @dataclass(slots=True)
 class Site:
-    """One simulated data centre. `gone` hears of each program that has ended."""
+    """One simulated data centre. `gone` hears of each program that has ended; `calm`: whether all workers are well."""
 
     loop: Loop
     network: Network
     scenario: Scenario
+    limits: SharedBook | None = None
     agents: dict[str, Wire] = field(default_factory=dict)
     listening: dict[str, Server] = field(default_factory=dict)
     gone: Callable[[Server], None] = lambda _: None
+    calm: Callable[[], bool] = lambda: True
 
     def reach(self, client: Process, address: str) -> Server | None:
         """The program at an address when it answers now."""

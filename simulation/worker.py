@@ -25,6 +25,7 @@ from simulation.network import End
 from simulation.process import Process
 from simulation.publisher import Publisher
 from simulation.site import Site, Violation
+from simulation.vocabulary import tracer_vocabulary_of
 
 TICK_S = 0.1
 FROZEN_S = 1.0
@@ -150,7 +151,8 @@ class WorkerLife(abc.ABC):
         config, loop = self.site.scenario.config, self.site.loop
         model = TracerModelRunner(self.site.scenario.model, config.engine.block_size, loop.clock, _no_sleep)
         slots = 2 * config.handoff.slots if self.role == "decode" else 1
-        return LocalEngine(model, config.num_blocks(self.role), slots, config.handoff.slot_bytes, loop.clock)
+        blocks, vocabulary = config.num_blocks(self.role), tracer_vocabulary_of(model.vocab_size)
+        return LocalEngine(model, blocks, slots, config.handoff.slot_bytes, loop.clock, vocabulary)
 
     def identity(self) -> WorkerIdentity:
         model = self.engine.local.model

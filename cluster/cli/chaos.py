@@ -18,6 +18,7 @@ Model = Annotated[str, typer.Option("--model", help="tracer, or a model to run i
 Tcp = Annotated[bool, typer.Option("--tcp", help="move KV over TCP (transport.require=tcp)")]
 Pool = Annotated[int, typer.Option(min=1, max=16)]
 Clients = Annotated[int, typer.Option("--clients", min=1, help="requests in flight")]
+Rules = Annotated[bool, typer.Option(help="ask for penalties, grammars and several prompts as well")]
 Logs = Annotated[Path | None, typer.Option("--logs", help="folder for the logs of all programs")]
 
 
@@ -30,6 +31,7 @@ def chaos(
     decode: Pool = 2,
     routers: Pool = 2,
     clients: Clients = 10,
+    rules: Rules = True,
     logs: Logs = None,
 ) -> None:
     """Kill, stop and restart the processes of a local cluster at random, under load, and check every answer."""
@@ -39,7 +41,7 @@ def chaos(
     out, err = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
     logging.getLogger("cluster.supervisor").setLevel(logging.ERROR)  # that programs end is the point here
     model = ensure_model(ClusterConfig(model=model), err).model
-    settings = ChaosSettings(60 * minutes, seed, model, tcp, (prefill, decode, routers), clients)
+    settings = ChaosSettings(60 * minutes, seed, model, tcp, (prefill, decode, routers), clients, rules=rules)
     folder = logs or Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
     report = run_chaos(settings, folder, lambda line: err.print(escape(line), style="dim"))
     for line in report.lines():

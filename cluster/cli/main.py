@@ -268,7 +268,7 @@ def _public_tls(run_dir: RunDir, *, given: bool) -> PublicTlsSettings:
 def _router_address(run_dir: RunDir) -> str:
     """From the configuration where it fixes the port (a Ray client takes seconds to connect), else from the cluster."""
     config = run_dir.config()
-    if config.router.grpc_port and config.router.replicas == 1:
+    if config.router.grpc_port and (config.router.replicas == 1 or config.router.share_ports):
         return f"{config.router.host}:{config.router.grpc_port}"
     if not (ready := routers(_status(run_dir))):
         raise HeadraceError("no router is ready; see `headrace status`")
@@ -278,7 +278,7 @@ def _router_address(run_dir: RunDir) -> str:
 def _router_urls(run_dir: RunDir) -> list[str]:
     """Of every router, as `_router_address` finds one."""
     config = run_dir.config()
-    if config.router.http_port and config.router.replicas == 1:
+    if config.router.http_port and config.router.replicas == 1 and not config.router.share_ports:
         scheme = "http" if config.tls.public.cert_file is None else "https"
         return [f"{scheme}://{config.router.host}:{config.router.http_port}"]
     urls = [router.http for router in routers(_status(run_dir)) if router.http]

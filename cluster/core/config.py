@@ -84,6 +84,9 @@ class RouterSettings(Settings):
     grpc_port: Port = 8001
     admin_host: str = Field("127.0.0.1", description="interface of /metrics and /status, and of probes")
     admin_port: Port = Field(0, description="their port; 0: a free one, which `headrace status` tells")
+    share_ports: bool = Field(
+        False, description="the routers of one host listen on the same two ports, and the kernel deals out connections"
+    )
     queue_limit: Positive = Field(512, description="requests waiting for a place at most; more get 429")
     queue_tokens: Positive = Field(1_000_000, description="prompt tokens waiting for a place at most; more get 429")
     slo_ttft_s: PositiveSeconds | None = Field(

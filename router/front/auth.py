@@ -18,8 +18,8 @@ from router.front.errors_http import error_body, error_headers, status_of
 from router.permits import Permits
 from router.tenants import Tenant, Tenants
 
-OPEN = frozenset({"/live", "/ready"})
-"""Probes have no key. /metrics needs one: it tells every tenant's numbers."""
+OPEN = frozenset({"/live", "/ready", "/health"})
+"""Probes have no key; /health is /ready by another name. /metrics needs one: it tells every tenant's numbers."""
 
 _TENANT = "headrace.tenant"
 
@@ -41,7 +41,7 @@ class Gate:
 
 
 class Authenticate:
-    """ASGI middleware: 401 in OpenAI's shape, and nothing of the request was read."""
+    """Before an ASGI app: 401 in OpenAI's shape, and nothing of the request was read."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app

@@ -4,6 +4,7 @@ Every error has OpenAI's shape, unknown routes too. /openapi.json is our own doc
 else OpenAI has under /v1 is refused by name, so that nobody takes it for a mistyped address.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import version
 
@@ -14,10 +15,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.core.errors import HeadraceError, Unavailable
 from router.front import bounds
-from router.front.auth import Authenticate, only_operators, tenant_of
+from router.front.auth import Authenticate, Gate, only_operators, tenant_of
 from router.front.door import FrontDoor
 from router.front.errors_http import error_headers, error_object, error_shape, status_of
 from router.front.http_debug import explain
@@ -38,18 +40,34 @@ ABSENT = {
 """First part of the path under /v1 -> what it would be."""
 
 
+class GuardedApp(FastAPI):
+    """Everything behind the gate. Posts to `endpoints` go straight to them: FastAPI's layers cost more than they do."""
+
+    def __init__(self, gate: Gate, endpoints: Mapping[str, ASGIApp]) -> None:
+        super().__init__(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+        self._endpoints = endpoints
+        self._guarded = Authenticate(self._answer, gate)
+        for path, endpoint in endpoints.items():  # for all that asks what routes there are; other methods get 405
+            self.router.routes.append(Route(path, endpoint, methods=["POST"]))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._guarded(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._endpoints.get(scope["path"]) if scope.get("method") == "POST" else None
+        if endpoint is None:
+            await super().__call__(scope, receive, send)
+        else:
+            await endpoint(scope, receive, send)
+
+
 def make_app(front: FrontDoor, recorder: Recorder) -> FastAPI:
     """The ASGI app of one router. `recorder` knows its recent requests."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    for path, endpoint in inference_routes(front).items():
-        app.router.routes.append(Route(path, endpoint, methods=["POST"]))
-    for path, tokens in token_routes(front).items():
-        app.router.routes.append(Route(path, tokens, methods=["POST"]))
+    app = GuardedApp(front.gate, {**inference_routes(front), **token_routes(front)})
     _add_models(app, front)
     _add_operations(app, front, recorder)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(HeadraceError, _our_error)
-    app.add_middleware(Authenticate, gate=front.gate)
     return app
 
 

@@ -1,8 +1,7 @@
 """Reading a request body that may be too large, from a client that may leave."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import TypeVar
+from types import TracebackType
 
 from starlette.types import Receive, Scope
 
@@ -10,7 +9,6 @@ from cluster.core.config import RouterSettings
 from cluster.core.errors import InvalidRequest
 from router.front.metrics import ClientGone
 
-T = TypeVar("T")
 _BODY_S = 60.0  # in which a body must have come
 
 # An answer sent while a client still writes is often lost to a connection reset, so what is too much is read and
@@ -83,21 +81,33 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-async def while_connected(receive: Receive, work: Coroutine[object, object, T]) -> T:
-    """Run `work`, cancel it and raise ClientGone when the client disconnects (FAULTS R13). The body must be read."""
-    worker = asyncio.create_task(work)
-    watcher = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if worker.done():
-            return worker.result()
-        raise ClientGone
-    finally:
-        worker.cancel()
-        watcher.cancel()
-        await asyncio.gather(worker, watcher, return_exceptions=True)
+class WhileConnected:
+    """`async with WhileConnected(receive)`: what is inside is cancelled when the client disconnects (FAULTS R13).
 
+    Raises ClientGone then. The body must be read. Works as asyncio.timeout does, with a disconnect for the clock.
+    """
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        continue
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._gone = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("only a task can be cancelled")
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._watcher.cancel()
+        if self._gone and self._task.uncancel() <= self._cancelling and kind is not None:
+            raise ClientGone from error
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            continue
+        self._gone = True
+        self._task.cancel()

@@ -29,7 +29,7 @@ from router.front.batch import Answer, Part, open_all, prepare_all
 from router.front.bodies import ChatBody, CompletionBody, InferenceBody
 from router.front.door import FrontDoor, until_deadline
 from router.front.errors_http import error_body, error_headers, error_object, status_of
-from router.front.http_body import read_json, while_connected
+from router.front.http_body import WhileConnected, read_json
 from router.front.metrics import Call, ClientGone
 from router.front.openai_shapes import AnswerHead, ChatShape, CompletionShape, Json, WholeSample
 from router.front.text import Delta
@@ -98,7 +98,8 @@ class InferenceEndpoint:
             with self._front.metrics.call(self._api) as call:
                 raw = await read_json(scope, receive, self._front.settings)
                 self._front.check_room(tenant := tenant_of(scope))
-                await while_connected(receive, self._serve(raw, tenant, reply, call))
+                async with WhileConnected(receive):
+                    await self._serve(raw, tenant, reply, call)
 
     async def _serve(self, raw: bytes, tenant: Tenant, reply: Reply, call: Call) -> None:
         body = self._body.parse(raw)

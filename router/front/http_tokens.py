@@ -17,7 +17,7 @@ from router.front.ask import TextPrompt
 from router.front.bodies import json_object, named, null_is_empty
 from router.front.chat_bodies import MAX_TOOLS, Body, ChatMessage, ToolBody, chat_prompt
 from router.front.door import FrontDoor
-from router.front.http_body import read_json, while_connected
+from router.front.http_body import WhileConnected, read_json
 from router.front.http_inference import Reply, public_id_of, telling
 from router.front.messages import ChatPrompt
 from router.front.openai_shapes import Json
@@ -66,7 +66,8 @@ class TokensEndpoint:
         reply = Reply(send, public_id := public_id_of(scope))
         async with telling(reply, public_id):
             raw = await read_json(scope, receive, self._front.settings)
-            await while_connected(receive, self._serve(raw, reply))
+            async with WhileConnected(receive):
+                await self._serve(raw, reply)
 
     async def _serve(self, raw: bytes, reply: Reply) -> None:
         await reply.whole(200, orjson.dumps(await self._answer(self._front, raw)), {})

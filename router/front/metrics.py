@@ -7,6 +7,7 @@ is left, it counts exactly one outcome. TTFT and ITL are those of token events a
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
@@ -49,6 +50,15 @@ def outcome_of(error: BaseException | None) -> Outcome:
             return "failed"
 
 
+@dataclass(frozen=True, slots=True)
+class ApiTimes:
+    """The times of one API. Looking a label up costs more than to observe, and tokens are many."""
+
+    ttft: Histogram
+    itl: Histogram
+    e2e: Histogram
+
+
 class FrontMetrics:
     """All metrics of the front door, in a registry of its own choosing."""
 
@@ -76,17 +86,23 @@ class FrontMetrics:
         gauge = Gauge("headrace_requests_in_flight", "Requests now being served", registry=registry)
         gauge.set_function(lambda: float(len(self.in_flight)))
 
+        self._times: dict[str, ApiTimes] = {}
+
     def call(self, api: str) -> "Call":
         """Enter it when a request arrives."""
-        return Call(self, api)
+        times = self._times.get(api)
+        if times is None:
+            times = self._times[api] = ApiTimes(self.ttft.labels(api), self.itl.labels(api), self.e2e.labels(api))
+        return Call(self, api, times)
 
 
 class Call:
     """One request being measured."""
 
-    def __init__(self, metrics: FrontMetrics, api: str) -> None:
+    def __init__(self, metrics: FrontMetrics, api: str, times: ApiTimes) -> None:
         self._metrics = metrics
         self._api = api
+        self._times = times
         self._last: dict[int, float] = {}
         self.written = 0  # tokens of answers
         self.started = metrics.clock.now()
@@ -103,7 +119,7 @@ class Call:
         outcome = outcome_of(error)
         metrics.requests.labels(self._api, outcome).inc()
         if outcome == "ok":
-            metrics.e2e.labels(self._api).observe(self.elapsed())
+            self._times.e2e.observe(self.elapsed())
 
     def elapsed(self) -> float:
         """Seconds since arrival."""
@@ -113,9 +129,9 @@ class Call:
         """New tokens of sample `index` arrived."""
         now = self._metrics.clock.now()
         if not self._last:
-            self._metrics.ttft.labels(self._api).observe(now - self.started)
+            self._times.ttft.observe(now - self.started)
         elif index in self._last:
-            self._metrics.itl.labels(self._api).observe(now - self._last[index])
+            self._times.itl.observe(now - self._last[index])
         self._last[index] = now
 
     def used(self, usage: Usage, dropped: int) -> None:

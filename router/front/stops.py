@@ -29,6 +29,10 @@ class StopStrings:
             self._add(stop)
         self._link()
 
+    @property
+    def empty(self) -> bool:
+        return len(self.next) == 1
+
     def _add(self, stop: str) -> None:
         state = 0
         for char in stop:
@@ -71,7 +75,7 @@ class StopScan:
 
         Not `armed`: a stop string that ends in `text` is passed over.
         """
-        if len(self._stops.next) == 1:
+        if self._stops.empty:
             return text, False
         stops, state = self._stops, self._state
         buffer = self._held + text

@@ -119,10 +119,10 @@ class SampleText:
             self.dropped_tokens += len(ids)
             return Delta(self._index)
         step = _Step()
-        for at, token_id in enumerate(ids):
-            self._take(token_id, logprobs[at] if logprobs else None, step)
-            if step.finish is not None:
-                break
+        while step.counted < len(ids) and step.finish is None:
+            at = step.counted
+            piece = ids[at : self._piece_end(ids, at, alone=bool(logprobs))]
+            self._take(piece, logprobs[at] if logprobs else None, step)
         if step.finish is None and end is not None:
             self._end("length" if end == "length" else "stop", step)
         if step.finish is not None and self._calls is not None:
@@ -135,19 +135,28 @@ class SampleText:
         entries = self._release() if text or calls or step.finish else ()
         return Delta(self._index, text, tuple(ids[: step.counted]), entries, step.finish, calls)
 
-    def _take(self, token_id: int, logprob: TokenLogprob | None, step: _Step) -> None:
-        rules, offset = self._rules, self._utf8.characters
-        step.counted += 1
-        self.completion_tokens += 1
-        ends = token_id in rules.end_ids
-        token = None if ends else rules.bytes_of(token_id)
+    def _piece_end(self, ids: Sequence[int], at: int, *, alone: bool) -> int:
+        """Where the ids from `at` on end that can be looked at together: at the first that may end the sample."""
+        rules = self._rules
+        if alone or self._calls is not None or not rules.stops.empty:
+            return at + 1
+        end = min(len(ids), at + max(1, rules.max_tokens - self.completion_tokens))
+        return next((i + 1 for i in range(at, end) if ids[i] in rules.end_ids), end)
+
+    def _take(self, piece: Sequence[int], logprob: TokenLogprob | None, step: _Step) -> None:
+        """The next ids, of which only the last may end the sample. With a `logprob` it is one."""
+        rules, offset, last = self._rules, self._utf8.characters, piece[-1]
+        step.counted += len(piece)
+        self.completion_tokens += len(piece)
+        ends = last in rules.end_ids
+        texts = [text for token in (piece[:-1] if ends else piece) if (text := rules.bytes_of(token)) is not None]
         contributed = None
-        if token is not None:
-            contributed, text = self._utf8.feed(token)
+        if texts:
+            contributed, text = self._utf8.feed(b"".join(texts))
             self._show(text, step)
         if logprob is not None:
-            own = rules.tokenizer.token_bytes(token_id) if token is None else contributed
-            self._waiting.append(TokenEntry(token_id, own, offset, logprob, shown=not ends))
+            own = contributed if texts else rules.tokenizer.token_bytes(last)
+            self._waiting.append(TokenEntry(last, own, offset, logprob, shown=not ends))
         if step.finish is not None:
             return
         if ends:

@@ -159,7 +159,7 @@ async def test_an_error_in_the_app_is_logged_without_what_it_says(
     root = logging.getLogger()
     handlers, level, log = root.handlers[:], root.level, io.StringIO()
     setup_logging("router-0", "info", stream=log)
-    server = WebServer(broken, listen("127.0.0.1", 0, "x"), tls=None, drain_s=1.0, max_connections=9)
+    server = WebServer(broken, [listen("127.0.0.1", 0, "x")], tls=None, drain_s=1.0, max_connections=9)
     serving = asyncio.create_task(server.run_here())
     try:
         await asyncio.wait_for(server.listening.wait(), WITHIN_S)

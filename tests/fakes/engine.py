@@ -1,11 +1,8 @@
 """An engine without a process: its bytes are real, and whoever owns it calls `handle` instead of sending."""
 
-from functools import lru_cache
-
 from cluster.core.clock import ManualClock
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import TransferError
-from cluster.core.grammar import Vocabulary, tracer_vocabulary
 from engine.messages import (
     AddPeer,
     Command,
@@ -24,12 +21,7 @@ from engine.model.base import Model
 from engine.pool import HostMemory
 from kv_transfer.transports.ranges import check_read
 from simulation.local_engine import LocalEngine, pieces
-
-
-@lru_cache(maxsize=8)
-def tracer_vocabulary_of(size: int) -> Vocabulary:
-    """One for all engines of a test run: building it costs more than most tests do otherwise."""
-    return tracer_vocabulary(size)
+from simulation.vocabulary import tracer_vocabulary_of
 
 
 class FakeEngine(LocalEngine):

@@ -79,7 +79,11 @@ class Cluster:
 
     def until(self, condition: Callable[[ClusterStatus], bool]) -> ClusterStatus:
         while not condition(self.last):
-            self.last = msgspec.json.decode(self._lines.get(timeout=PATIENCE_S), type=ClusterStatus)
+            try:
+                line = self._lines.get(timeout=PATIENCE_S)
+            except queue.Empty:
+                raise AssertionError(f"nothing has changed for {PATIENCE_S} s: {self.last}") from None
+            self.last = msgspec.json.decode(line, type=ClusterStatus)
         return self.last
 
     def program(self, name: str) -> ProgramStatus:
@@ -135,6 +139,12 @@ def test_what_up_left_behind_is_what_status_shows(cluster: Cluster) -> None:
     for file in (cluster.run_dir.secret_file, cluster.run_dir.token_file):
         assert file.stat().st_mode & 0o777 == 0o600
     assert cluster.command("status").stdout.count("ready") == 3
+
+
+def test_programs_are_no_nicer_than_who_started_them(cluster: Cluster) -> None:
+    pids = [pid for program in cluster.last.programs if program.ready for pid in program.ready.pids]
+    assert len(pids) >= 5  # two workers with their engines, and a router
+    assert {psutil.Process(pid).nice() for pid in pids} == {psutil.Process().nice()}
 
 
 def test_a_second_up_is_refused(cluster: Cluster) -> None:

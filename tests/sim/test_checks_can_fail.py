@@ -2,22 +2,27 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cluster.quotas import LocalQuotas, Settlement, Take
 from cluster.stubs.link_pb2 import PrefillHello
 from decode_worker.decoding import Decoding
 from decode_worker.peers import Peer, Peers
+from engine.messages import DrawRules
+from engine.rules import Fold, Matcher
 from kv_transfer.handoff import HandOff
 from kv_transfer.staging import Staging
 from prefill_worker.core import PrefillCore
 from router.endings import Endings
 from router.follow import Follow
+from router.lanes import Entry, Lanes
+from router.tenants import Tenant
 from simulation.run import simulate
-from simulation.scenario import Scenario, draw_scenario
+from simulation.scenario import Scenario, Share, draw_scenario
 
 REGRESSIONS = Path(__file__).parent / "regressions"
 Patch = pytest.MonkeyPatch
@@ -100,6 +105,67 @@ def keep_links_to_another_life(patch: Patch) -> None:
     patch.setattr(Peers, "_by_agent", by_agent)
 
 
+def forget_what_was_written_elsewhere(patch: Patch) -> None:
+    """A fold that starts in mid-answer knows the prompt alone."""
+
+    class Forgetful(Fold):
+        def __init__(
+            self,
+            rules: DrawRules,
+            history: list[int],
+            *,
+            vocab_size: int,
+            eos_ids: tuple[int, ...],
+            matcher: Matcher | None = None,
+        ) -> None:
+            prompt = history[: rules.prompt_tokens]
+            super().__init__(rules, prompt, vocab_size=vocab_size, eos_ids=eos_ids, matcher=matcher)
+            self._length = len(history)
+
+    patch.setattr("engine.stepper.Fold", Forgetful)
+
+
+def keep_every_permit(patch: Patch) -> None:
+    def settle_now(self: LocalQuotas, settlements: Mapping[str, Settlement]) -> None:
+        pass
+
+    patch.setattr(LocalQuotas, "settle_now", settle_now)
+
+
+def let_everybody_in(patch: Patch) -> None:
+    def would_refuse(self: LocalQuotas, take: Take) -> None:
+        pass
+
+    patch.setattr(LocalQuotas, "would_refuse", would_refuse)
+
+
+def serve_tenants_by_name(patch: Patch) -> None:
+    """In worlds where one that asks little and may have much waits among many requests of another."""
+
+    def in_order(self: Lanes) -> Iterator[Entry]:
+        yield from self.returning
+        for tenant in sorted(self._waiting()):
+            yield from self.of(tenant).in_order()
+
+    def draw(rng: random.Random, *, faults: bool = True) -> Scenario:
+        drawn = draw_scenario(rng, faults=False)
+        shares = Share(Tenant("a"), 0.5, asks=6.0), Share(Tenant("b"), 4.0, asks=1.0)
+        router = drawn.config.router.model_copy(update={"queue_limit": 64})
+        return replace(
+            drawn,
+            shares=shares,
+            requests=120,
+            span_s=5.0,
+            step_s=0.03,
+            token_s=0.002,
+            rules=0.0,
+            config=drawn.config.model_copy(update={"router": router}),
+        )
+
+    patch.setattr(Lanes, "in_order", in_order)
+    patch.setattr("simulation.run.draw_scenario", draw)
+
+
 def among(patch: Patch, *kinds: str) -> None:
     """Worlds as they are drawn, but with these faults, and often."""
 
@@ -117,6 +183,10 @@ MUTANTS: list[Callable[[Patch], None]] = [
     lose_a_failed_attempt,
     never_check_prefix_hits,
     end_one_token_early,
+    forget_what_was_written_elsewhere,
+    keep_every_permit,
+    let_everybody_in,
+    serve_tenants_by_name,
 ]
 
 

@@ -39,9 +39,12 @@ def test_the_seeds_together_met_every_fault_and_successes_dominate() -> None:
         pytest.skip("the seeds did not run")
     missing = [kind for kind in FAULTS if not seen[kind]]
     assert not missing, f"no seed met {missing}"
+    rules = ("a grammar", "penalties", "bias", "min_p", "min_tokens")
+    story = [f"{what} under {rule}" for what in ("answers", "failovers") for rule in rules]
     ends = [f"kv_blocks_{end}" for end in ("reread", "corrupt", "recomputed", "refused", "abandoned")]
     met = ("digest_mismatch", "prefix_hit_corrupt", "read_given_up", "preempted", "workers_silent", "handoffs")
-    for what in (*met, *ends):
+    limits = ("RateLimited", "killed in a hunt", "several failovers")
+    for what in (*met, *ends, *story, *limits):
         assert seen[what], f"no seed met {what}"
     failed = sum(seen[name] for name in ("Overloaded", "Unavailable", "DeadlineExceeded", "RequestFailed"))
     assert seen["ok"] > 10 * failed, f"{seen['ok']} successes, {failed} honest failures"

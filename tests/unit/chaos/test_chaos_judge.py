@@ -94,7 +94,7 @@ def failover(begin: float, *faults: Disturbance) -> Tally:
         begin - 0.2,
         [begin, begin + 0.1, begin + 1.6, begin + 1.7],
     )
-    count_failover(tally, exchange, STREAM, Disturbances(list(faults)), "router-0")
+    count_failover(tally, exchange, ASK, STREAM, Disturbances(list(faults)), "router-0")
     return tally
 
 

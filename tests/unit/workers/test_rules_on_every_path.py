@@ -14,7 +14,7 @@ from cluster.stubs.common_pb2 import Grammar, Sampling
 from cluster.stubs.session_pb2 import SampleState
 from engine.asked import rules_of, spec_of
 from engine.model.tracer import reference_tokens
-from tests.fakes.engine import tracer_vocabulary_of
+from simulation.vocabulary import tracer_vocabulary_of
 from tests.fakes.world import World
 from tests.unit.workers.test_tracer_matrix import SPEC, B, config, prompt
 
