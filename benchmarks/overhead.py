@@ -26,6 +26,7 @@ from cluster.config import load_config
 from cluster.core.clock import Clock
 from cluster.core.errors import Unavailable
 from cluster.core.ids import new_epoch
+from cluster.core.protocol import PROTOCOL
 from cluster.local import LocalCluster
 from cluster.rpc import auth_metadata, channel
 from cluster.secret import cluster_secret
@@ -171,7 +172,7 @@ async def _direct(bench: Bench, stack: AsyncExitStack) -> Send:
     connection = await stack.enter_async_context(channel(bench.cluster.ready("decode-0").address))
     call = SessionStub(connection).Open(None, metadata=auth_metadata(secret))
     stack.callback(call.cancel)
-    await call.write(FromRouter(hello=RouterHello(epoch=new_epoch(), session=1, protocol=1)))
+    await call.write(FromRouter(hello=RouterHello(epoch=new_epoch(), session=1, protocol=PROTOCOL)))
     numbers = iter(range(1 << 30))
     prompt = list(range(300, 308))
 

@@ -186,7 +186,9 @@ def _check_together(config: ClusterConfig, origin: str) -> None:
     if ports[0] == ports[1] != 0:
         raise ConfigError(f"{origin}: router.grpc_port: {ports[1]} is not possible: router.http_port is the same")
     if config.router.share_ports and 0 in ports:
-        raise ConfigError(f"{origin}: router.share_ports: not possible with port 0, which is another one for each router")
+        raise ConfigError(
+            f"{origin}: router.share_ports: not possible with port 0, which is another one for each router"
+        )
     if config.ray.redis_url is not None:
         if config.ray.address is not None:
             raise ConfigError(f"{origin}: ray.redis_url: not possible with ray.address, whose GCS is not ours")

@@ -12,7 +12,7 @@ from cluster.rpc import channel
 from cluster.stubs import inference_pb2 as pb
 from cluster.stubs.inference_pb2_grpc import InferenceStub
 from tests.integration.asks import Ask
-from tests.integration.stack import MODEL, config, connect, post_bytes, request_head
+from tests.integration.stack import MODEL, config, connect, post_bytes, request_head, until
 
 ROUTERS = ("router-0", "router-1")
 CONNECTIONS = 40  # all with the same router once in 2^39 runs
@@ -55,10 +55,10 @@ async def served(cluster: LocalCluster, name: str) -> int:
 
 
 async def until_ready(cluster: LocalCluster) -> None:
-    async with asyncio.timeout(30):
-        for name in ROUTERS:
-            while b'"ready":true' not in await get(cluster.ready(name).http or "", "/ready"):
-                await asyncio.sleep(0.05)
+    async def ready() -> bool:
+        return all([b'"ready":true' in await get(cluster.ready(name).http or "", "/ready") for name in ROUTERS])
+
+    assert await until(ready, 30.0)
 
 
 async def test_the_kernel_deals_out_connections_and_one_router_is_enough(tmp_path: Path) -> None:
