@@ -137,9 +137,8 @@ def make_server(
     elif allows is not None:
         interceptors.append(_Authenticate(allows, "an API key"))
     # Two servers on one port would share its calls without a word (FAULTS O04), where that is not asked for.
-    options = (*_SERVER_OPTIONS, ("grpc.so_reuseport", int(shared_port is not None)))
-    if secret is not None:
-        options = (*options, *_TRUSTING)
+    public = (*_SERVER_OPTIONS, ("grpc.so_reuseport", int(shared_port is not None)))
+    options = public if secret is None else (*public, *_TRUSTING)
     server = grpc.aio.server(interceptors=interceptors, options=options)
     checks: _Health = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

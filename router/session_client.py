@@ -4,8 +4,8 @@ The reader never waits for a client and the writer never for the reader: what go
 goes straight to the core. What is queued for a stream that ended is dropped with it: the next one starts with a hello
 that names all that the router still wants.
 
-What is queued when a message has gone leaves as one. That an attempt is settled is news to nobody: it waits SETTLE_S for
-something to go with.
+What is queued when a message has gone leaves as one. That an attempt is settled is news to nobody: it waits SETTLE_S
+for something to go with.
 """
 
 import asyncio
