@@ -188,7 +188,8 @@ async def _direct(bench: Bench, stack: AsyncExitStack) -> Send:
             message = await call.read()
             if not hasattr(message, "tokens"):
                 raise Unavailable("the worker ended the session")
-            got += sum(len(run.ids) for run in message.tokens.runs if run.attempt == attempt)
+            runs = (run for each in message.batch or (message,) for run in each.tokens.runs)
+            got += sum(len(run.ids) for run in runs if run.attempt == attempt)
         return bench.clock.now() - start
 
     return send
