@@ -26,13 +26,14 @@ from cluster.config import load_config
 from cluster.core.clock import Clock
 from cluster.core.errors import Unavailable
 from cluster.core.ids import new_epoch
+from cluster.core.protocol import PROTOCOL
 from cluster.credentials import Credentials
 from cluster.local import LocalCluster
 from cluster.rpc import channel, check_answer, proof_metadata
 from cluster.secret import cluster_secret
 from cluster.stubs.inference_pb2 import GenerateRequest
 from cluster.stubs.inference_pb2_grpc import InferenceStub
-from cluster.stubs.session_pb2 import FromRouter, RouterHello, SampleState, Submit
+from cluster.stubs.session_pb2 import FromDecode, FromRouter, RouterHello, SampleState, Submit
 from cluster.stubs.session_pb2_grpc import SessionStub
 
 PROMPT = "hello there, how are you today?"
@@ -174,7 +175,7 @@ async def _direct(bench: Bench, stack: AsyncExitStack) -> Send:
     call = SessionStub(connection).Open(None, metadata=proof_metadata(proof))
     stack.callback(call.cancel)
     await check_answer(call, proof)
-    await call.write(FromRouter(hello=RouterHello(epoch=new_epoch(), session=1, protocol=1)))
+    await call.write(FromRouter(hello=RouterHello(epoch=new_epoch(), session=1, protocol=PROTOCOL)))
     numbers = iter(range(1 << 30))
     prompt = list(range(300, 308))
 
@@ -188,9 +189,10 @@ async def _direct(bench: Bench, stack: AsyncExitStack) -> Send:
         got = 0
         while got < tokens:
             message = await call.read()
-            if not hasattr(message, "tokens"):
+            if not isinstance(message, FromDecode):
                 raise Unavailable("the worker ended the session")
-            got += sum(len(run.ids) for run in message.tokens.runs if run.attempt == attempt)
+            runs = (run for each in message.batch or (message,) for run in each.tokens.runs)
+            got += sum(len(run.ids) for run in runs if run.attempt == attempt)
         return bench.clock.now() - start
 
     return send

@@ -1,7 +1,7 @@
 """`python -m benchmarks.router --mock MOCK --load LOAD ...`: what the router costs, beside other routers.
 
     headrace, at once     all tokens of an answer come from the worker in one message, as the mock writes them at once
-    headrace, stepped     every token in a step of its own, a message per step for all that runs, as in decoding
+    headrace, stepped     every token in a step of 5 ms (the emit interval), a message per step for all that runs
     others                bare proxies before the mock (MOCK), which neither tokenise nor detokenise
     mock, direct          no router: what is added is measured against it, Headrace's worker and session included
 One core is the router's; the client (LOAD), the mock and the worker run on the others. All stay up and take turns,

@@ -5,6 +5,7 @@ Each `make_...` gives the plain thing unless a fault is set for it.
 
 import os
 import signal
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -25,19 +26,26 @@ def make_stages(faults: Faults) -> Stages:
 
 
 def make_stream(
-    context: grpc.aio.ServicerContext[Incoming, Outgoing], breaks: Trigger | None, stages: Stages
+    context: grpc.aio.ServicerContext[Incoming, Outgoing],
+    breaks: Trigger | None,
+    stages: Stages,
+    join: Callable[[list[Outgoing]], Outgoing] | None = None,
 ) -> ServerStream[Incoming, Outgoing]:
     """One accepted stream. `breaks` is shared by all streams of a worker: it counts the messages of all."""
     if breaks is None and not stages:
-        return ServerStream(context)
-    return _FaultyStream(context, breaks, stages)
+        return ServerStream(context, join=join)
+    return _FaultyStream(context, breaks, stages, join)
 
 
 class _FaultyStream(ServerStream[Incoming, Outgoing]):
     def __init__(
-        self, context: grpc.aio.ServicerContext[Incoming, Outgoing], breaks: Trigger | None, stages: Stages
+        self,
+        context: grpc.aio.ServicerContext[Incoming, Outgoing],
+        breaks: Trigger | None,
+        stages: Stages,
+        join: Callable[[list[Outgoing]], Outgoing] | None,
     ) -> None:
-        super().__init__(context)
+        super().__init__(context, join=join)
         self._breaks = breaks
         self._stages = stages
 

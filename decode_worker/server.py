@@ -74,7 +74,7 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
         if first is None or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session starts with hello")
         name = f"{first.hello.epoch:016x}#{next(self._numbers)}"
-        stream = self._sessions[name] = make_stream(context, self._breaks, self._stages)
+        stream = self._sessions[name] = make_stream(context, self._breaks, self._stages, _joined)
         try:
             with self.errors.end_this_life():
                 newest = self._core.session_opened(name, first.hello, self._clock.now())
@@ -164,7 +164,8 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
 
     def _receive(self, session: str, message: FromRouter) -> None:
         with self.errors.end_this_life():
-            self._core.from_router(session, message, self._clock.now())
+            for each in message.batch or (message,):
+                self._core.from_router(session, each, self._clock.now())
             self.apply()
 
     def _link_opened(self, peer: str, hello: PrefillHello) -> None:
@@ -182,6 +183,10 @@ class DecodeServer(session_pb2_grpc.SessionServicer):
     def _link_closed(self, peer: str, reason: str) -> None:
         self._core.link_closed(peer, reason, self._clock.now())
         self.apply()
+
+
+def _joined(messages: list[FromDecode]) -> FromDecode:
+    return FromDecode(batch=messages)
 
 
 async def serve(context: ProgramContext) -> None:

@@ -30,28 +30,32 @@ CONTEXT = 1 << 17
 class InstantWorker(session_pb2_grpc.SessionServicer):
     """Answers a Submit with all its tokens, `per_message` of them in each message.
 
-    `stepped`: all that runs gets its next tokens in one message, and the next step begins when the router has room.
+    `step_s`: all that runs gets its next tokens in one message, and the next step begins so much later, or when the
+    router has room.
     """
 
-    def __init__(self, identity: WorkerIdentity, per_message: int, *, stepped: bool = False) -> None:
+    def __init__(self, identity: WorkerIdentity, per_message: int, *, step_s: float | None = None) -> None:
         self._identity = identity
         self._per_message = per_message
-        self._stepped = stepped
+        self._step_s = step_s
 
     async def Open(  # type: ignore[override]  # a coroutine that writes is allowed too
         self, request_iterator: AsyncIterator[FromRouter], context: grpc.aio.ServicerContext[FromRouter, FromDecode]
     ) -> None:
         """One router's session."""
-        if self._stepped:
-            await self._open_stepped(request_iterator, context)
+        if self._step_s is not None:
+            await self._open_stepped(request_iterator, context, self._step_s)
             return
-        stream: ServerStream[FromRouter, FromDecode] = ServerStream(context, limit=1_000_000)
+        stream: ServerStream[FromRouter, FromDecode] = ServerStream(
+            context, limit=1_000_000, join=lambda messages: FromDecode(batch=messages)
+        )
         stream.send(FromDecode(hello=self._identity))
 
         def receive(message: FromRouter) -> None:
-            if message.WhichOneof("message") == "submit":
-                for answer in self.answers(message.submit):
-                    stream.send(answer)
+            for each in message.batch or (message,):
+                if each.WhichOneof("message") == "submit":
+                    for answer in self.answers(each.submit):
+                        stream.send(answer)
 
         await stream.run(request_iterator, receive)
 
@@ -68,7 +72,10 @@ class InstantWorker(session_pb2_grpc.SessionServicer):
         return TokenRun(attempt=submit.attempt, index=0, offset=offset, ids=ids, end=end)
 
     async def _open_stepped(
-        self, request_iterator: AsyncIterator[FromRouter], context: grpc.aio.ServicerContext[FromRouter, FromDecode]
+        self,
+        request_iterator: AsyncIterator[FromRouter],
+        context: grpc.aio.ServicerContext[FromRouter, FromDecode],
+        step_s: float,
     ) -> None:
         """Writes wait for the router (HTTP/2 flow control): the next step is made when it can be read."""
         running: dict[str, tuple[Submit, int]] = {}
@@ -79,10 +86,9 @@ class InstantWorker(session_pb2_grpc.SessionServicer):
         async def step() -> None:
             while True:
                 news.clear()
-                while arrived:
-                    submit = arrived.pop()
-                    await context.write(_prefilled(submit))
-                    running[submit.attempt] = (submit, 0)
+                begun = [_prefilled(submit) for submit in arrived]
+                running.update((submit.attempt, (submit, 0)) for submit in arrived)
+                arrived.clear()
                 if not running:
                     await news.wait()
                     continue
@@ -91,16 +97,18 @@ class InstantWorker(session_pb2_grpc.SessionServicer):
                     running[run.attempt] = (running[run.attempt][0], run.offset + len(run.ids))
                     if run.end:
                         del running[run.attempt]
-                await context.write(FromDecode(tokens=Tokens(runs=runs)))
+                await context.write(FromDecode(batch=[*begun, FromDecode(tokens=Tokens(runs=runs))]))
+                await asyncio.sleep(step_s)
 
         stepping = asyncio.create_task(step())
         try:
             async for message in request_iterator:
-                if message.WhichOneof("message") == "submit":
-                    arrived.append(message.submit)
-                    news.set()
-                elif message.WhichOneof("message") == "cancel":
-                    running.pop(message.cancel.attempt, None)
+                for each in message.batch or (message,):
+                    if each.WhichOneof("message") == "submit":
+                        arrived.append(each.submit)
+                        news.set()
+                    elif each.WhichOneof("message") == "cancel":
+                        running.pop(each.cancel.attempt, None)
         finally:
             stepping.cancel()
 
@@ -110,7 +118,7 @@ def _prefilled(submit: Submit) -> FromDecode:
 
 
 async def serve(context: ProgramContext, per_message: int, *, stepped: bool = False) -> None:
-    """The program, until `context.stopping`."""
+    """The program, until `context.stopping`. `stepped`: a step takes an emit interval, as where decoding is fast."""
     epoch = new_epoch()
     identity = WorkerIdentity(
         worker=context.name,
@@ -131,7 +139,8 @@ async def serve(context: ProgramContext, per_message: int, *, stepped: bool = Fa
     publisher = WatchPublisher(
         hello, list, lambda: Status(ready=True, free_blocks=BLOCKS), heartbeat_s=context.config.timing.heartbeat_s
     )
-    worker = InstantWorker(identity, per_message, stepped=stepped)
+    step_s = context.config.timing.emit_interval_s if stepped else None
+    worker = InstantWorker(identity, per_message, step_s=step_s)
     session = service(session_pb2.DESCRIPTOR, "Session", session_pb2_grpc.add_SessionServicer_to_server, worker)
     server = make_server(context.config.host, 0, [session, publisher.service()], context.credentials)
     hello.identity.address = identity.address = server.address

@@ -21,13 +21,20 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class FromRouter(_message.Message):
+    """What waits to be sent when one message has gone travels together: a message costs as much as handling what is in it.
+    A `batch` has nothing beside it, and none of its messages is one; a hello goes by itself.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    BATCH_FIELD_NUMBER: _builtins.int
     HELLO_FIELD_NUMBER: _builtins.int
     SUBMIT_FIELD_NUMBER: _builtins.int
     STOP_SEQ_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def batch(self) -> _containers.RepeatedCompositeFieldContainer[Global___FromRouter]: ...
     @_builtins.property
     def hello(self) -> Global___RouterHello: ...
     @_builtins.property
@@ -41,6 +48,7 @@ class FromRouter(_message.Message):
     def __init__(
         self,
         *,
+        batch: _abc.Iterable[Global___FromRouter] | None = ...,
         hello: Global___RouterHello | None = ...,
         submit: Global___Submit | None = ...,
         stop_seq: Global___StopSeq | None = ...,
@@ -49,7 +57,7 @@ class FromRouter(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "ended", b"ended", "hello", b"hello", "message", b"message", "stop_seq", b"stop_seq", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "ended", b"ended", "hello", b"hello", "message", b"message", "stop_seq", b"stop_seq", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "cancel", b"cancel", "ended", b"ended", "hello", b"hello", "message", b"message", "stop_seq", b"stop_seq", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "submit", "stop_seq", "cancel", "ended"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
@@ -280,6 +288,7 @@ Global___AttemptSettled: _TypeAlias = AttemptSettled  # noqa: Y015
 class FromDecode(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    BATCH_FIELD_NUMBER: _builtins.int
     HELLO_FIELD_NUMBER: _builtins.int
     PREFILL_ON_FIELD_NUMBER: _builtins.int
     NO_PREFILL_FIELD_NUMBER: _builtins.int
@@ -290,6 +299,8 @@ class FromDecode(_message.Message):
     UNKNOWN_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     HANDED_OFF_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def batch(self) -> _containers.RepeatedCompositeFieldContainer[Global___FromDecode]: ...
     @_builtins.property
     def hello(self) -> _common_pb2.WorkerIdentity: ...
     @_builtins.property
@@ -313,6 +324,7 @@ class FromDecode(_message.Message):
     def __init__(
         self,
         *,
+        batch: _abc.Iterable[Global___FromDecode] | None = ...,
         hello: _common_pb2.WorkerIdentity | None = ...,
         prefill_on: Global___PrefillOn | None = ...,
         no_prefill: Global___NoPrefill | None = ...,
@@ -326,7 +338,7 @@ class FromDecode(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "handed_off", b"handed_off", "hello", b"hello", "lost", b"lost", "message", b"message", "no_prefill", b"no_prefill", "preempted", b"preempted", "prefill_on", b"prefill_on", "refused", b"refused", "tokens", b"tokens", "unknown", b"unknown"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "handed_off", b"handed_off", "hello", b"hello", "lost", b"lost", "message", b"message", "no_prefill", b"no_prefill", "preempted", b"preempted", "prefill_on", b"prefill_on", "refused", b"refused", "tokens", b"tokens", "unknown", b"unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "failed", b"failed", "handed_off", b"handed_off", "hello", b"hello", "lost", b"lost", "message", b"message", "no_prefill", b"no_prefill", "preempted", b"preempted", "prefill_on", b"prefill_on", "refused", b"refused", "tokens", b"tokens", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "prefill_on", "no_prefill", "refused", "tokens", "preempted", "failed", "unknown", "lost", "handed_off"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015

@@ -111,7 +111,8 @@ class SmallWorker(watch_pb2_grpc.WatchServicer, session_pb2_grpc.SessionServicer
             yield await events.get()
 
     async def _session(self, incoming: AsyncIterator[pb.FromRouter]) -> AsyncIterator[pb.FromDecode]:
-        async for message in incoming:
+        messages = (each async for message in incoming for each in message.batch or (message,))
+        async for message in messages:
             await self.heard.add(message)
             if message.HasField("hello"):
                 yield pb.FromDecode(hello=self.identity())

@@ -15,6 +15,7 @@ from typing import Any
 from cluster.core.clock import ManualClock
 from cluster.core.config import ClusterConfig
 from cluster.core.ids import agent_name
+from cluster.core.protocol import PROTOCOL
 from cluster.stubs.common_pb2 import Layout, Sampling, WorkerAddress, WorkerIdentity
 from cluster.stubs.link_pb2 import PrefillHello
 from cluster.stubs.session_pb2 import (
@@ -103,7 +104,13 @@ class World:
             block_size=layout.block_size, dtype=layout.dtype,
         )  # fmt: skip
         return WorkerIdentity(
-            worker=name, epoch=1, role=role, address=name, layout=wire, fingerprint=engine.model.fingerprint, protocol=1
+            worker=name,
+            epoch=1,
+            role=role,
+            address=name,
+            layout=wire,
+            fingerprint=engine.model.fingerprint,
+            protocol=PROTOCOL,
         )
 
     def add_prefill(self, name: str) -> None:
