@@ -213,8 +213,9 @@ def main() -> int:
         asks = [read_trace(path, most) for path, most in options.traces]
         rates = list(pool.map(capacity, asks, [options.window] * len(asks)))
         for (path, most), requests, rate in zip(options.traces, asks, rates, strict=True):
+            part = "all" if most is None else "the first"
             facts.append(
-                f"{path.stem}: {len(requests)} requests, {'all' if most is None else 'the first'} of it; {repeated(requests):.0%} of their positions repeat;"
+                f"{path.stem}: {part} {len(requests)} requests; {repeated(requests):.0%} of their positions repeat;"
                 f" capacity of {BASE} {rate:.2f} requests/s"
             )
             blocks = NODE.pool_positions // BLOCK * 16
