@@ -9,7 +9,8 @@ Per trace (Mooncake's format, see modelled/traces.py):
    be better than (modelled/floor.py), and whether `cost` was best or within MARGIN of it. Ratios come with the middle
    95 % of what they are when stretches of the trace are drawn again, the same ones for both policies.
 
-It takes about 8 ms of a core per request and cell: half an hour of one core for 2,000 + 4,000 requests, 16 cells each.
+It takes about 8 ms of a core per request and cell: for 2,000 + 4,000 requests, 16 cells each, a quarter of an hour of
+two cores.
 """
 
 import argparse
