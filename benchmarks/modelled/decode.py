@@ -1,10 +1,12 @@
 """A modelled decode worker: takes attempts, has prompts read elsewhere or reads them itself, writes tokens.
 
 Its steps are not events of their own: between two changes of its batch all streams go on at the same pace, so only the
-next end, or the next prompt that is read, is looked forward to.
+next end, or the next prompt that is read, is looked forward to. A prompt takes whole steps, however short it is, and
+waits for the one that runs: half a step on average.
 """
 
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -40,6 +42,8 @@ class Attempt:
     offered: int = 0  # positions read by the prefill worker so far
     arrived: float = 0.0  # when the last of its KV was or will be here
     left: float = 0.0  # positions of its prompt that this worker reads itself
+    share: float = 0.0  # of them in each step, on average
+    share_of: int = 0  # the chunk that `share` was reckoned for; 0: it has not begun
     started: float = 0.0
     over: bool = False
 
@@ -300,7 +304,7 @@ class Pace:
         """Until the next stream ends or the next prompt is read."""
         steps = [self._ends[0][0] - self._steps] if self._ends else []
         if self.reading:
-            steps.append(self.reading[0].left / (self.local_chunk if self.streams else self.hardware.chunk))
+            steps.append(self.reading[0].left / self._share())
         return max(0.0, min(steps)) * self.step_s() if steps else None
 
     def advance(self, now: float) -> None:
@@ -311,7 +315,7 @@ class Pace:
             self.context += steps * len(self.streams) / SCALE
             if self.reading:
                 head = self.reading[0]
-                head.left -= steps * (self.local_chunk if self.streams else self.hardware.chunk)
+                head.left -= steps * self._share()
         self._at = now
 
     def read(self, attempt: Attempt) -> None:
@@ -354,5 +358,14 @@ class Pace:
         return False
 
     def _chunk(self) -> int:
+        return max(1, round(self._share()))
+
+    def _share(self) -> float:
+        """Positions of the first prompt that a step reads. It ends with a step, so all its steps share it evenly."""
+        head = self.reading[0]
         most = self.local_chunk if self.streams else self.hardware.chunk
-        return max(1, min(most, int(self.reading[0].left)))
+        if head.share_of != most:
+            wait = 0.5 if self.streams and not head.share_of else 0.0
+            head.share = max(head.left, 1e-6) / (math.ceil(max(head.left, 1e-6) / most) + wait)
+            head.share_of = most
+        return head.share

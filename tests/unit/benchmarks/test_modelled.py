@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.modelled.cluster import NODE, Shape
+from benchmarks.modelled.floor import floor
 from benchmarks.modelled.hardware import H100_NODE
 from benchmarks.modelled.player import Outcome, Player
 from benchmarks.modelled.traces import BLOCK, Ask, arriving, read_trace, repeated
@@ -102,3 +103,23 @@ def test_traces_are_read_scaled_and_in_their_rhythm(tmp_path: Path) -> None:
     assert len(asks[2].prompt()) == 12
     assert [a.at for a in arriving(asks, 0.5)] == [0, 2, 6]
     assert repeated(asks) == 128 / 268
+
+
+def test_a_short_prompt_takes_decode_a_whole_step() -> None:
+    """And, among streams, half of the one that runs: reading is never a fraction of a step."""
+    stream, short = ask(0.0, 8, 100, output=400), Ask(1.0, (999,), 8, 2)
+    _, read = play([stream, short], Shape(prefill=1, decode=1))
+    assert read.trace.prefill_worker == "local"
+    step = NODE.decode_s(1, 8 * BLOCK + 60)
+    assert read.ttft == pytest.approx(1.5 * step + NODE.read_s(0, 8) + 0.001, rel=0.1)
+
+
+def test_nothing_is_quicker_than_the_floor() -> None:
+    asks = [ask(0.3 * i, 12 + i % 9, 1000 * i, shared=8) for i in range(30)]
+    least = floor(asks, NODE)
+    assert least.cached == 29 * 8 * BLOCK / sum(a.prompt_tokens for a in asks)
+    assert floor(asks, NODE, blocks=4).cached < least.cached
+    assert floor(asks[:1], NODE).mean == pytest.approx(play(asks[:1], Shape())[0].ttft, rel=0.02)
+    for policy in ("cost", "round_robin"):
+        ttft = [outcome.ttft or 0.0 for outcome in play(asks, Shape(prefill=2, decode=2), policy)]
+        assert sum(ttft) / len(ttft) >= least.mean
