@@ -208,6 +208,8 @@ def _check_together(config: ClusterConfig, origin: str) -> None:
         raise ConfigError(
             f"{origin}: router.share_ports: not possible with port 0, which is another one for each router"
         )
+    if config.router.share_ports and config.router.admin_port:
+        raise ConfigError(f"{origin}: router.share_ports: needs router.admin_port 0: that port is each router's own")
     if config.ray.redis_url is not None:
         if config.ray.address is not None:
             raise ConfigError(f"{origin}: ray.redis_url: not possible with ray.address, whose GCS is not ours")

@@ -42,7 +42,19 @@ SURFACE = {
     "model": {"pull", "list"},
     "key": {"tenant"},
     "sim": {"--seed", "--seeds", "--trace"},
-    "chaos": {"--minutes", "--seed", "--model", "--tcp", "--prefill", "--decode", "--routers", "--clients", "--logs"},
+    "chaos": {
+        "--minutes",
+        "--seed",
+        "--model",
+        "--tcp",
+        "--prefill",
+        "--decode",
+        "--routers",
+        "--clients",
+        "--rules",
+        "--no-rules",
+        "--logs",
+    },
 }
 READY = Ready(
     name="router-0", role="router", address="127.0.0.1:8001", epoch=1, http="http://127.0.0.1:8000", pids=(7,)

@@ -50,6 +50,7 @@ def test_dump_and_parse_are_inverse() -> None:
         ("host=0.0.0.0", ["host", "0.0.0.0", "advertise"]),
         ("router.grpc_port=8000", ["router.grpc_port", "8000", "router.http_port"]),
         ("router={http_port: 0, share_ports: true}", ["router.share_ports", "port 0"]),
+        ("router={admin_port: 9000, share_ports: true}", ["router.share_ports", "router.admin_port"]),
         ("pools.decode.pool_tokens=16", ["pools.decode.pool_tokens", "16", "two blocks"]),
         ("tenants.acme.wieght=2", ["'tenants.acme.wieght'", "did you mean tenants.acme.weight?"]),
         ("tenants.Acme.weight=2", ["tenants.Acme", "pattern"]),
