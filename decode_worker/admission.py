@@ -14,10 +14,11 @@ from cluster.core.keys import KeyChain, root_key
 from cluster.stubs.session_pb2 import AttemptRefused, FromDecode, Submit
 from decode_worker.attempts import Attempt, Phase, make_attempt, rules, spec
 from decode_worker.state import State
-from engine.asked import sampling_problem
+from engine.asked import sampling_problem, scoring_problem
 from engine.messages import Digest, DigestDone, Prepare, Prepared
 from engine.prefix import keep_right_hits
 from engine.questions import Questions
+from engine.scoring import usable_blocks
 from engine.sequence import MAX_SAMPLES, Sequence
 
 RETRY_AFTER_S = 0.05  # a few steps: by then something may have ended
@@ -118,20 +119,24 @@ class Admission:
         facts = self._state.facts
         if not submit.attempt or submit.attempt in self._state.attempts:
             return "attempt id is empty or in use"
-        if not submit.prompt or not 1 <= len(submit.samples) <= MAX_SAMPLES or submit.max_tokens < 1:
-            return "an attempt needs a prompt, 1 to 128 samples and max_tokens of at least 1"
+        if not submit.prompt or not 1 <= len(submit.samples) <= MAX_SAMPLES or submit.max_tokens < 0:
+            return "an attempt needs a prompt, 1 to 128 samples and max_tokens of at least 0"
         if len(submit.prompt) + submit.max_tokens > facts.max_context:
             return f"{len(submit.prompt)} + {submit.max_tokens} tokens exceed the context of {facts.max_context}"
         histories = [t for s in submit.samples for t in s.emitted]
         if any(not 0 <= t < facts.vocab_size for t in (*submit.prompt, *histories)):
             return f"a token id is outside the vocabulary of {facts.vocab_size}"
-        if any(len(s.emitted) >= submit.max_tokens and not s.finished for s in submit.samples):
+        if any(len(s.emitted) >= max(1, submit.max_tokens) and not s.finished for s in submit.samples):
             return "a sample's history is longer than max_tokens"
         if all(s.finished for s in submit.samples):
             return "every sample has finished"
         if any(not 0 <= t < facts.vocab_size for t in submit.stop_token_ids):
             return f"a stop token id is outside the vocabulary of {facts.vocab_size}"
         if problem := sampling_problem(submit.sampling, facts.vocab_size):
+            return problem
+        chunk = self._state.batcher.budget.chunk_tokens
+        asked, length = submit.score, len(submit.prompt)
+        if submit.HasField("score") and (problem := scoring_problem(asked, length, facts.vocab_size, chunk)):
             return problem
         if not (math.isfinite(submit.deadline_s) and math.isfinite(submit.waited_s) and submit.waited_s >= 0):
             return "deadline_s and waited_s must be finite, waited_s not negative"
@@ -147,7 +152,8 @@ class Admission:
         """Blocks of one sample beyond the full blocks of the prompt."""
         size = self._state.block_size
         emitted = len(attempt.samples[index].emitted)
-        tokens = len(attempt.submit.prompt) + (attempt.submit.max_tokens if worst else emitted + 1)
+        most = attempt.submit.max_tokens
+        tokens = len(attempt.submit.prompt) + (most if worst else min(most, emitted + 1))
         return -(-tokens // size) - len(attempt.prompt_ids) // size
 
     def _reserve(self, attempt: Attempt, now: float) -> bool:
@@ -155,7 +161,7 @@ class Admission:
         state = self._state
         books, size = state.books, state.block_size
         chain = KeyChain(root_key(state.facts.identity.fingerprint, salt=attempt.submit.salt), size)
-        usable = chain.extend(attempt.prompt_ids)[: (len(attempt.prompt_ids) - 1) // size]
+        usable = chain.extend(attempt.prompt_ids)[: usable_blocks(len(attempt.prompt_ids), size, attempt.scoring)]
         prompt = Sequence(
             id=state.batcher.new_id(),
             tokens=list(attempt.prompt_ids),
@@ -163,6 +169,7 @@ class Admission:
             draws=[spec(attempt.submit, s.index) for s in attempt.undrawn],
             arrival=attempt.arrival,
             rules=rules(attempt.submit),
+            scoring=attempt.scoring,
         )
         hits = books.match(usable)
         books.share(hits, prompt.owner)

@@ -13,8 +13,9 @@ from enum import Enum, auto
 
 from cluster.stubs.common_pb2 import TokenLogprob
 from cluster.stubs.session_pb2 import FromDecode, Submit, TokenRun
-from engine.asked import rules_of, spec_of
+from engine.asked import rules_of, scoring_of, spec_of
 from engine.messages import DrawRules, SampleSpec
+from engine.scoring import Scoring
 from engine.sequence import Sequence
 
 
@@ -57,6 +58,7 @@ class Attempt:
     prompt_ids: list[int]  # what is prefilled: the prompt and, for a single sample, its history
     arrival: float
     deadline: float
+    scoring: Scoring | None = None  # what is wanted of the prompt's own tokens
     phase: Phase = Phase.WAITING
     prompt: Sequence | None = None
     prefix_blocks: int = 0
@@ -72,7 +74,24 @@ class Attempt:
     @property
     def undrawn(self) -> list[Sample]:
         """Samples whose next token is drawn from the prompt's own last position."""
+        if self.reads_only:
+            return []
         return [s for s in self.live if len(self.submit.prompt) + len(s.emitted) == len(self.prompt_ids)]
+
+    @property
+    def reads_only(self) -> bool:
+        """Nothing is written: it ends when the prompt is read."""
+        return self.submit.max_tokens == 0
+
+    @property
+    def scored(self) -> bool:
+        """Nothing is wanted of the prompt's own tokens, or not any more."""
+        return self.scoring is None or self.scoring.done
+
+    @property
+    def owed(self) -> bool:
+        """Whether reading the end of the prompt gives something besides KV: first tokens, log-probabilities."""
+        return bool(self.undrawn) or not self.scored
 
     @property
     def protected(self) -> bool:
@@ -101,6 +120,7 @@ def make_attempt(router: int, submit: Submit, now: float) -> Attempt:
         prompt_ids=prompt,
         arrival=now - submit.waited_s,
         deadline=now + submit.deadline_s,
+        scoring=scoring_of(submit.score, len(submit.prompt)) if submit.HasField("score") else None,
     )
 
 

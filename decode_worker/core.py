@@ -69,6 +69,7 @@ class DecodeCore:
             self._settled,
             self._no_prefill,
             self._failed,
+            lambda attempt, message: self._decoding.scored(attempt, message),
         )
         self.handoffs = HandOffs(self.state, self.peers, callbacks)
         self._decoding = Decoding(self.state, self.handoffs)
@@ -152,6 +153,8 @@ class DecodeCore:
             self.handoffs.offered(message.offer, peer, now)
         elif kind == "first":
             self.handoffs.first(message.first, peer, now)
+        elif kind == "scored":
+            self.handoffs.scored(message.scored, peer, now)
         elif kind == "done":
             self.handoffs.job_done(message.done.attempt, message.done.cached_tokens, peer, now)
         elif kind == "failed":
@@ -167,7 +170,8 @@ class DecodeCore:
         if isinstance(report, StepDone):
             seconds = now - self.state.batcher.plan_sent_at
             self._overdue.done(self.state.batcher.in_flight_tokens, seconds)
-            self._overdue.rates.done(self.state.batcher.in_flight_work, seconds)
+            if not report.scored:  # it took longer than its like, and says nothing of them
+                self._overdue.rates.done(self.state.batcher.in_flight_work, seconds)
             self._awaited = set(self.handoffs.copying)
             self._decoding.step_done(report)
         elif isinstance(report, ReadDone | ReadFailed):
@@ -267,7 +271,9 @@ class DecodeCore:
         """Room is reserved and prefix hits are proved: remote or local?"""
         missing = len(attempt.prompt_ids) - attempt.prefix_blocks * self.state.block_size
         assert attempt.prompt is not None
-        if attempt.submit.prefill and missing > attempt.submit.local_max_tokens:
+        if attempt.reads_only and attempt.scored:
+            self._decoding.end_unwritten(attempt)
+        elif attempt.submit.prefill and missing > attempt.submit.local_max_tokens:
             attempt.phase = Phase.HANDING_OFF
             self.handoffs.start(attempt, attempt.prompt.keys(), now)
         else:
@@ -303,7 +309,7 @@ class DecodeCore:
                 transport=self.state.config.transport.kind,
             )
             self.state.to_router(attempt, FromDecode(handed_off=message))
-        if verified == total and (transfer.first_known or not attempt.undrawn):
+        if verified == total and (transfer.first_known or not attempt.owed):
             self._decoding.begin(attempt)
         else:
             self._local(attempt, transfer.handoff.first * block_size)

@@ -1,7 +1,8 @@
 """From a complete prompt to the last token: results of steps, ends, pre-emption (DESIGN §4.9-4.12)."""
 
 from cluster.core.errors import IntegrityError
-from cluster.stubs.common_pb2 import TokenLogprob
+from cluster.scores import messages as score_messages
+from cluster.stubs.common_pb2 import PromptLogprobs, TokenLogprob
 from cluster.stubs.link_pb2 import First
 from cluster.stubs.session_pb2 import AttemptFailed, FromDecode, Preempted
 from decode_worker.attempts import Attempt, Phase, Sample, spec
@@ -31,7 +32,7 @@ class Decoding:
         undrawn = attempt.undrawn
         prompt.draws = [spec(attempt.submit, s.index) for s in undrawn]
         self._of[prompt.id] = (attempt, None)
-        if not undrawn and prompt.computed >= self._full(attempt):
+        if self._is_read(attempt):
             self.begin(attempt)
         else:
             prompt.runnable = True
@@ -44,6 +45,23 @@ class Decoding:
                 logprob = token.logprob if token.HasField("logprob") else None
                 self._emit(attempt, attempt.samples[token.index], token.id, logprob)
         self._end_if_done(attempt)
+
+    def scored(self, attempt: Attempt, message: PromptLogprobs) -> None:
+        """Log-probabilities of the prompt's next tokens, whoever computed them: forwarded at once."""
+        wanted = attempt.scoring
+        assert wanted is not None
+        wanted.next += len(message.ranks) // 4
+        self._state.to_router(attempt, FromDecode(scored=message))
+        if wanted.done and attempt.reads_only:
+            self.end_unwritten(attempt)
+
+    def end_unwritten(self, attempt: Attempt) -> None:
+        """Nothing is to be written, and all that was asked of the prompt is told."""
+        for sample in attempt.live:
+            sample.end = "length"
+            self._state.sessions.end(attempt, sample)
+            self._finish(attempt, sample)
+        self.leave(attempt)
 
     def begin(self, attempt: Attempt) -> None:
         """Every position of the prompt is usable and every first token is known: write the rest."""
@@ -95,12 +113,16 @@ class Decoding:
     def _prompt_row(self, attempt: Attempt, result: RowResult) -> None:
         """A chunk of a prompt that is computed here."""
         prompt = result.sequence
+        if result.scored is not None and prompt.scoring is not None:
+            arrays = (result.scored.logprobs, result.scored.ids, result.scored.ranks)
+            for message in score_messages(attempt.id, prompt.scoring.next, result.scored.top, *arrays):
+                self.scored(attempt, message)
         for specification, drawn in zip(prompt.draws, result.sampled, strict=False):
             self._emit(attempt, attempt.samples[specification.index], drawn.token, logprob_message(drawn))
         self._end_if_done(attempt)
         if attempt.id not in self._state.attempts:
             return
-        if result.sampled or (not prompt.draws and prompt.computed >= self._full(attempt)):
+        if result.sampled or (not prompt.draws and self._is_read(attempt)):
             self.begin(attempt)
 
     # -- ending ---------------------------------------------------------------------------------------------------
@@ -148,6 +170,11 @@ class Decoding:
             raise IntegrityError("a sequence that is gone still has an owner")
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _is_read(self, attempt: Attempt) -> bool:
+        """Whether its full blocks are there, and nothing else is wanted of the prompt."""
+        assert attempt.prompt is not None
+        return not attempt.owed and attempt.prompt.computed >= self._full(attempt)
 
     def _full(self, attempt: Attempt) -> int:
         """Positions of the prompt's full blocks."""

@@ -13,13 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.core.keys import BlockKey
-from cluster.stubs.common_pb2 import WorkerAddress
+from cluster.stubs.common_pb2 import PromptLogprobs, WorkerAddress
 from cluster.stubs.link_pb2 import (
     BlockRef,
     CancelJob,
     First,
     FromDecodePeer,
-    Job,
     JobRefused,
     Offer,
     Recheck,
@@ -28,6 +27,7 @@ from cluster.stubs.link_pb2 import (
 )
 from cluster.stubs.session_pb2 import FromDecode, PrefillOn
 from decode_worker.attempts import Attempt
+from decode_worker.jobs import answers, follows, is_told, make_job
 from decode_worker.peers import LinkState, Peer, Peers
 from decode_worker.state import State, copy_owner
 from decode_worker.transfer import Transfer
@@ -37,7 +37,7 @@ from kv_transfer.ranges import merge_ranges
 
 MAX_PREFILL_TRIES = 2
 _HOLDERS_FAULTS = ("read timed out", "read failed", "no offer in time", "job failed")  # but no refusal, no lost link
-_HOLDERS_LIES = ("offered other content", "sent other first tokens")
+_HOLDERS_LIES = ("offered other content", "sent other first tokens", "told other log-probabilities")
 POKE_S = 0.05  # a read that takes longer may need the holder to poll, whatever the warm-up showed
 
 
@@ -49,6 +49,7 @@ class Callbacks:
     settled: Callable[[Attempt, Transfer, float], None]
     no_prefill: Callable[[Attempt, str, float], None]
     failed: Callable[[Attempt, str, bool, float], None]
+    scored: Callable[[Attempt, PromptLogprobs], None]
 
 
 class HandOffs:
@@ -159,6 +160,9 @@ class HandOffs:
             marks.first_offer = now
             marks.offer_wait = now - marks.job_sent
         marks.last_offer = now
+        if not is_told(offer, transfer.attempt, self._state.block_size):
+            self._next_holder(transfer, "told other log-probabilities", now)
+            return
         if not transfer.handoff.offer(offer.first_position, offer.blocks):
             self._next_holder(transfer, "offered other content", now)
             return
@@ -168,10 +172,7 @@ class HandOffs:
         transfer = self._current(message.attempt, peer)
         if transfer is None or transfer.first_known:
             return
-        vocabulary = range(self._state.facts.vocab_size)
-        bare = transfer.attempt.submit.sampling.logprobs < 0
-        named = [t.index for t in message.tokens if t.id in vocabulary and (bare or t.HasField("logprob"))]
-        if sorted(named) != transfer.asked or len(named) != len(message.tokens):
+        if not answers(message, transfer, self._state.facts.vocab_size):
             self._next_holder(transfer, "sent other first tokens", now)
             return
         transfer.first_known = True
@@ -181,9 +182,22 @@ class HandOffs:
         self._on.first(transfer.attempt, message)
         self._settle(transfer, now)
 
+    def scored(self, message: PromptLogprobs, peer: Peer, now: float) -> None:
+        """Log-probabilities of the prompt's tokens, ahead of the blocks that were computed with them."""
+        transfer = self._current(message.attempt, peer)
+        if transfer is None:
+            return
+        if not follows(message, transfer.attempt, self._state.facts.vocab_size):
+            self._next_holder(transfer, "told other log-probabilities", now)
+            return
+        transfer.progress_at = now
+        self._on.scored(transfer.attempt, message)
+
     def job_done(self, attempt_id: str, cached_tokens: int, peer: Peer, now: float) -> None:
         transfer = self._current(attempt_id, peer)
-        if transfer is not None:
+        if transfer is not None and not transfer.attempt.scored:
+            self._next_holder(transfer, "told other log-probabilities", now)
+        elif transfer is not None:
             transfer.prefill_done, transfer.cached_tokens, transfer.progress_at = True, cached_tokens, now
             self._settle(transfer, now)
 
@@ -282,10 +296,10 @@ class HandOffs:
                 self._state.counters["breaker_opened"] += 1
             self._leave_holder(transfer, cancel=not refused)
             self._give_up_reads(transfer)
-        if transfer.handoff.complete and not transfer.attempt.undrawn:
+        if transfer.handoff.complete and not transfer.attempt.owed:
             self._settle(transfer, now)
             return
-        wanted = not transfer.handoff.complete or (transfer.tried == 0 and bool(transfer.attempt.undrawn))
+        wanted = not transfer.handoff.complete or (transfer.tried == 0 and transfer.attempt.owed)
         if transfer.candidates and transfer.tried < MAX_PREFILL_TRIES and wanted:
             self._send_job(transfer, transfer.candidates.pop(0), now)
             return
@@ -312,20 +326,7 @@ class HandOffs:
             return
         prefill_on = PrefillOn(attempt=attempt.id, worker=address.worker)
         self._state.to_router(attempt, FromDecode(prefill_on=prefill_on))
-        wanted = transfer.handoff.verified_blocks * self._state.block_size
-        transfer.asked = undrawn = [] if transfer.first_known else [s.index for s in attempt.undrawn]
-        single_token = all(attempt.submit.max_tokens - len(s.emitted) == 1 for s in attempt.live)
-        job = Job(
-            attempt=attempt.id,
-            tokens=attempt.prompt_ids,
-            first_position=len(attempt.prompt_ids) if single_token and undrawn else wanted,
-            sample_indices=undrawn,
-            sampling=attempt.submit.sampling,
-            salt=attempt.submit.salt,
-            deadline_s=attempt.deadline - now,
-            prompt_tokens=len(attempt.submit.prompt),
-            stop_token_ids=attempt.submit.stop_token_ids,
-        )
+        job = make_job(transfer, now, self._state.block_size)
         self._peers.send(peer, FromDecodePeer(job=job))
 
     def _leave_holder(self, transfer: Transfer, *, cancel: bool) -> None:
@@ -384,8 +385,8 @@ class HandOffs:
         """Finish the hand-off when nothing is outstanding: all here, or no holder left and no copy in progress."""
         if transfer.closed:
             return
-        all_drawn = transfer.first_known or not transfer.attempt.undrawn
-        finished = transfer.handoff.complete and (all_drawn or transfer.prefill_done or transfer.peer is None)
+        all_told = transfer.first_known or not transfer.attempt.owed
+        finished = transfer.handoff.complete and (all_told or transfer.prefill_done or transfer.peer is None)
         stranded = transfer.peer is None and not transfer.handoff.reads
         if not finished and not stranded:
             return

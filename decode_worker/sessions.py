@@ -109,6 +109,12 @@ class Sessions:
         if session is not None:
             session.outbox.add(sample.run(attempt.id, len(sample.emitted) - 1))
 
+    def end(self, attempt: Attempt, sample: Sample) -> None:
+        """The sample's end, which came with no token."""
+        session = self._session(attempt.router)
+        if session is not None:
+            session.outbox.add(sample.run(attempt.id, len(sample.emitted)))
+
     def ended(self, attempt: Attempt) -> None:
         """Remember what it wrote: a session may break before its router has read it."""
         router = self._routers.get(attempt.router)
@@ -136,7 +142,8 @@ class Sessions:
         if session is None:
             return
         for message in attempt.said:
-            self.send(attempt.router, message)
+            if message.scored.start >= wanted.next_scored or not message.HasField("scored"):
+                self.send(attempt.router, message)
         for sample, offset in zip(attempt.samples, wanted.next_offsets, strict=True):
             if offset != STOPPED and (offset < len(sample.emitted) or sample.end):
                 session.outbox.add(sample.run(attempt.id, offset))
@@ -198,4 +205,4 @@ def closes(message: FromDecode) -> bool:
 
 def kept(message: FromDecode) -> bool:
     """Whether a router that missed it wants to hear it later."""
-    return message.WhichOneof("message") in ("prefill_on", "handed_off")
+    return message.WhichOneof("message") in ("prefill_on", "handed_off", "scored")

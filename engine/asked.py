@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from engine.messages import DrawRules, Grammar, SampleSpec
+from engine.scoring import Scoring
 
 GRAMMAR_KINDS = frozenset({"json_object", "json_schema", "regex", "lark"})
 MAX_GRAMMAR_CHARACTERS = 1 << 20  # routers have a tighter bound of their own
 MAX_BIASED = 4096  # as above
+MAX_SCORES = 1 << 20  # log-probabilities that one step may tell of a prompt's tokens: 8 MB
 _LIMIT = 100.0  # of a penalty and of a bias, either way
 
 
@@ -22,6 +24,15 @@ class GrammarMessage(Protocol):
     def kind(self) -> str: ...
     @property
     def source(self) -> str: ...
+
+
+class ScoreMessage(Protocol):
+    """`ScorePrompt` of proto/common.proto."""
+
+    @property
+    def top(self) -> int: ...
+    @property
+    def start(self) -> int: ...
 
 
 class SamplingMessage(Protocol):
@@ -72,6 +83,20 @@ def rules_of(asked: SamplingMessage, prompt_tokens: int, stop_token_ids: Sequenc
         grammar=grammar,
     )
     return None if rules == DrawRules(prompt_tokens) else rules
+
+
+def scoring_of(asked: ScoreMessage, prompt_tokens: int) -> Scoring:
+    """What is wanted of the prompt's own tokens."""
+    return Scoring(asked.top, asked.start, prompt_tokens)
+
+
+def scoring_problem(asked: ScoreMessage, prompt_tokens: int, vocab_size: int, chunk_tokens: int) -> str | None:
+    """Why no worker with steps of `chunk_tokens` positions can tell that, or None."""
+    if not 0 <= asked.top <= vocab_size or chunk_tokens * (1 + asked.top) > MAX_SCORES:
+        return f"prompt logprobs cannot name the {asked.top} most likely tokens"
+    if not 1 <= asked.start <= prompt_tokens:
+        return f"prompt logprobs from {asked.start} on are not within {prompt_tokens} tokens"
+    return None
 
 
 def sampling_problem(asked: SamplingMessage, vocab_size: int) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cluster.core.errors import IntegrityError
 from engine.blocks import BlockBooks
-from engine.messages import Fill, FilledBlock, Row, Sampled, Step, StepDone
+from engine.messages import Fill, FilledBlock, Row, Sampled, Scored, Step, StepDone
 from engine.rates import Work
 from engine.scheduler import StepBudget, choose
 from engine.sequence import Sequence
@@ -19,12 +19,16 @@ from engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What one row brought: `filled` are blocks completed by it (block index in the sequence), `error` a bad row."""
+    """What one row brought: `filled` are blocks completed by it (block index in the sequence), `error` a bad row.
+
+    `scored`: of the prompt's tokens from `sequence.scoring.next` on.
+    """
 
     sequence: Sequence
     sampled: list[Sampled]
     filled: list[tuple[int, FilledBlock]]
     error: str | None
+    scored: Scored | None = None
 
 
 class Batcher:
@@ -114,7 +118,8 @@ class Batcher:
                 continue
             error = done.errors.get(number)
             complete = [] if error else self._advance(sequence, row, filled.get(sequence.id, []))
-            results.append(RowResult(sequence, done.samples[number] if not error else [], complete, error))
+            sampled, scored = ([], None) if error else (done.samples[number], done.scored.get(number))
+            results.append(RowResult(sequence, sampled, complete, error, scored))
         self.books.plan_back(done.plan)
         return results
 
@@ -153,6 +158,7 @@ class Batcher:
             fills=fills,
             samples=samples,
             start_rules=sequence.start_rules() if samples else None,
+            score=sequence.scoring.share(start, sequence.tokens, end) if sequence.scoring else None,
         )
 
     def _advance(self, sequence: Sequence, row: Row, filled: list[FilledBlock]) -> list[tuple[int, FilledBlock]]:

@@ -62,6 +62,17 @@ class Fill(msgspec.Struct, frozen=True, array_like=True):
     generation: int
 
 
+class Score(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of given tokens: `targets[i]` by the logits of the row's position number `first` + i.
+
+    Each beside the `top` most likely tokens there.
+    """
+
+    top: int
+    first: int
+    targets: list[int]
+
+
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """One sequence's share of a step: run `tokens` at positions `start`, `start + 1`, ...
 
@@ -71,6 +82,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     `samples`: tokens to draw from the last position's logits; empty while a prompt is still being read.
     `start_rules`: with the first row that draws under rules. The rows after it go on from its last position, so what
     is behind a draw is known without being sent again.
+    `score`: what to tell of the prompt's own tokens, where that was asked for.
     """
 
     sequence: int
@@ -82,6 +94,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     fills: list[Fill]
     samples: list[SampleSpec]
     start_rules: Start | None = None
+    score: Score | None = None
 
 
 class TracerModel(msgspec.Struct, frozen=True, tag="tracer"):
@@ -238,14 +251,34 @@ class FilledBlock(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes
 
 
+class Scored(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to a Score of n targets, little-endian: float32 [n, 1 + top], int32 [n, top], int32 [n].
+
+    `logprobs`: of the target, then of the most likely tokens `ids`; `ranks`: the target is the so many-th likeliest.
+    """
+
+    top: int
+    logprobs: bytes
+    ids: bytes
+    ranks: bytes
+
+    @property
+    def rows(self) -> int:
+        return len(self.ranks) // 4
+
+
 class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
-    """`samples[i]` belongs to row i of the plan, one entry per SampleSpec. `errors`: rows that failed, by index."""
+    """`samples[i]` belongs to row i of the plan, one entry per SampleSpec. `errors`: rows that failed, by index.
+
+    `scored`: the answers to the rows that have a Score, by index.
+    """
 
     plan: int
     samples: list[list[Sampled]]
     filled: list[FilledBlock]
     errors: dict[int, str]
     seconds: float
+    scored: dict[int, Scored] = {}
 
 
 class ReadDone(msgspec.Struct, frozen=True, tag="read_done"):

@@ -64,10 +64,27 @@ def sample_row(
             results.append(Sampled(token, None, []))
             continue
         if raw_norm is None:
-            raw_norm = raw_peak + math.log(np.exp(logits_V - np.float32(raw_peak)).sum(dtype=np.float64))
+            raw_norm = _norm(logits_V, raw_peak)
         top = [(int(i), float(logits_V[i]) - raw_norm) for i in _largest(logits_V, spec.logprobs)]
         results.append(Sampled(token, float(logits_V[token]) - raw_norm, top))
     return results
+
+
+def score_row(logits_V: FloatsV, token: int, top: int) -> tuple[float, NDArray[np.float64], IdsN, int]:
+    """What raw logits [V] say of a token: its log-probability, those and the ids of the `top` likeliest, its rank.
+
+    Rank 1 is the most likely token; equals rank by id, as they are listed. Raises ValueError for bad logits.
+    """
+    norm = _norm(logits_V, _peak(logits_V, int(logits_V.argmax())))
+    own = logits_V[token]
+    before = np.count_nonzero(logits_V > own) + np.count_nonzero(logits_V[:token] == own)
+    ids_n = _largest(logits_V, top)
+    return float(own) - norm, logits_V[ids_n].astype(np.float64) - norm, ids_n, 1 + int(before)
+
+
+def _norm(logits_V: FloatsV, peak: float) -> float:
+    """What a logit's log-probability lacks: the logarithm of the sum of all likelihoods."""
+    return peak + math.log(np.exp(logits_V - np.float32(peak)).sum(dtype=np.float64))
 
 
 def _peak(logits_V: FloatsV, best: int) -> float:

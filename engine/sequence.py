@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from cluster.core.keys import BlockKey, KeyChain
 from engine.blocks import BlockBooks, Owner
 from engine.messages import DrawRules, Grammar, SampleSpec, Start
+from engine.scoring import Scoring
 
 MAX_SAMPLES = 128  # of one group
 
@@ -19,7 +20,7 @@ class Sequence:
     """One stream of tokens. `tokens` holds the prompt and everything emitted; KV exists for positions [0, computed).
 
     `draws`: what to draw when the last token's logits come out; empty: only compute. `rules`: what earlier tokens say
-    about it; None: nothing.
+    about it; None: nothing. `scoring`: what is wanted of the prompt's own tokens; None: nothing.
     """
 
     id: int
@@ -28,6 +29,7 @@ class Sequence:
     draws: list[SampleSpec]
     arrival: float
     rules: DrawRules | None = None
+    scoring: Scoring | None = None
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     in_flight: int = 0  # positions of the plan in flight

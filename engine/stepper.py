@@ -4,6 +4,7 @@
 2. For each row apply its block-table delta and check it: token ids, positions, table, fills. A bad row is an error.
 3. One forward over the good rows. When it raises and there are several, run them one by one, so that only the guilty
    row fails; running a row again writes the same bytes to the same places.
+   What is asked of a prompt's own tokens (engine/scorer.py) is taken from the logits while they are there.
 4. Draw each row's samples, under its rules (engine/rules.py). A row whose logits are not finite fails alone.
 5. Digest the blocks that the surviving rows filled.
 """
@@ -16,11 +17,12 @@ from numpy.typing import NDArray
 from cluster.core.clock import Clock
 from cluster.core.errors import ModelError
 from engine.grammars import Grammars
-from engine.messages import FilledBlock, Row, Sampled, Step, StepDone
+from engine.messages import FilledBlock, Row, Sampled, Score, Scored, Step, StepDone
 from engine.model.base import ForwardRow, Model
 from engine.pool import HostMemory
 from engine.rules import Fold
 from engine.sampler import sample_row
+from engine.scorer import Scorer
 
 # What a forward raises because of what it was given. IntegrityError and everything unheard-of end the process instead.
 ROW_FAILURES = (ValueError, IndexError, RuntimeError, ArithmeticError, MemoryError, ModelError)
@@ -61,10 +63,12 @@ class Stepper:
                 forwards[index] = self._prepare(row)
             except BadRow as error:
                 errors[index] = str(error)
-        logits = self._forward(forwards, errors)
+        scored: dict[int, Scored] = {}
+        scores = {index: step.rows[index].score for index in forwards}
+        logits = self._forward(forwards, scores, scored, errors)
         samples = [self._draw(index, row, forwards, logits, errors) for index, row in enumerate(step.rows)]
         filled = [block for index, row in enumerate(step.rows) if index not in errors for block in self._digest(row)]
-        return StepDone(step.plan, samples, filled, errors, self._clock.now() - started)
+        return StepDone(step.plan, samples, filled, errors, self._clock.now() - started, scored)
 
     def _prepare(self, row: Row) -> ForwardRow:
         """Apply the row's table delta and check it against the model and the pool. Raises BadRow."""
@@ -87,7 +91,17 @@ class Stepper:
         if strangers:
             raise BadRow(f"blocks {strangers} are not filled by positions {row.start}..{end - 1}")
         self._follow(row, tokens, state)
-        return ForwardRow(tokens, row.start, state.table.copy(), row.write, logits=bool(row.samples))
+        scored = self._scored(row.score, len(tokens)) if row.score is not None else range(0)
+        return ForwardRow(tokens, row.start, state.table.copy(), row.write, bool(row.samples), scored)
+
+    def _scored(self, score: Score, tokens: int) -> range:
+        """Which of the row's tokens are scored. Raises BadRow."""
+        if not 0 <= score.first <= score.first + len(score.targets) <= tokens or not score.targets:
+            raise BadRow(f"{len(score.targets)} targets from {score.first} of a row of {tokens} tokens")
+        if not 0 <= score.top <= self._model.vocab_size:
+            raise BadRow(f"the {score.top} most likely of {self._model.vocab_size} tokens")
+        self._check_tokens(score.targets)
+        return range(score.first, score.first + len(score.targets))
 
     def _follow(self, row: Row, tokens: list[int], state: SequenceState) -> None:
         """Start the fold of the row's rules, or take it further. Raises BadRow."""
@@ -120,12 +134,20 @@ class Stepper:
         if low < 0 or high >= self._model.vocab_size:
             raise BadRow(f"token id {low if low < 0 else high} is not within [0, {self._model.vocab_size})")
 
-    def _forward(self, rows: dict[int, ForwardRow], errors: dict[int, str]) -> dict[int, NDArray[np.float32]]:
-        """Run rows by their index. Returns logits [V] of those that want them; adds to `errors` those that failed."""
+    def _forward(
+        self,
+        rows: dict[int, ForwardRow],
+        scores: dict[int, Score | None],
+        scored: dict[int, Scored],
+        errors: dict[int, str],
+    ) -> dict[int, NDArray[np.float32]]:
+        """Run rows by their index. Returns logits [V] of those that want them; adds to `scored`, and to `errors`."""
         if not rows:
             return {}
+        wanted = {index: score for index in rows if (score := scores[index]) is not None}
+        scorer = Scorer(list(wanted.values()))
         try:
-            logits = self._model.run(list(rows.values()))
+            logits = self._model.run(list(rows.values()), scorer.take)
         except ROW_FAILURES as error:
             if len(rows) == 1:
                 (index,) = rows
@@ -133,10 +155,10 @@ class Stepper:
                 return {}
             results: dict[int, NDArray[np.float32]] = {}
             for index, row in rows.items():
-                results.update(self._forward({index: row}, errors))
+                results.update(self._forward({index: row}, scores, scored, errors))
             return results
-        wanted = [index for index, row in rows.items() if row.logits]
-        return dict(zip(wanted, logits, strict=True))
+        scored.update(zip(wanted, scorer.results(), strict=True))
+        return dict(zip([index for index, row in rows.items() if row.logits], logits, strict=True))
 
     def _draw(
         self,

@@ -8,6 +8,7 @@ from collections import Counter
 
 from cluster.core.config import ClusterConfig
 from cluster.core.keys import KeyChain, root_key
+from cluster.scores import messages as score_messages
 from cluster.stubs.common_pb2 import WorkerIdentity
 from cluster.stubs.link_pb2 import (
     FromDecodePeer,
@@ -35,6 +36,7 @@ from engine.messages import (
     Prepare,
     Prepared,
     Report,
+    Scored,
     Serve,
     StepDone,
 )
@@ -42,9 +44,10 @@ from engine.overdue import OverdueWatch
 from engine.prefix import keep_right_hits
 from engine.questions import Questions
 from engine.scheduler import StepBudget
+from engine.scoring import usable_blocks
 from engine.sequence import Sequence
 from prefill_worker.effects import Effect, Lost, ToDecode, ToEngine
-from prefill_worker.jobs import Job, Phase, first_tokens, job_problem
+from prefill_worker.jobs import Job, Phase, first_tokens, job_problem, scoring
 from prefill_worker.readers import Readers
 from prefill_worker.recheck import vouch
 from prefill_worker.status import make_status
@@ -114,7 +117,8 @@ class PrefillCore:
         if isinstance(report, StepDone):
             seconds = now - self.batcher.plan_sent_at
             self._overdue.done(self.batcher.in_flight_tokens, seconds)
-            self._overdue.rates.done(self.batcher.in_flight_work, seconds)
+            if not report.scored:  # it took longer than its like, and says nothing of them
+                self._overdue.rates.done(self.batcher.in_flight_work, seconds)
             for result in self.batcher.on_done(report):
                 self._advance(result, now)
             self.counters["steps"] += 1
@@ -165,7 +169,8 @@ class PrefillCore:
     # -- accepting ------------------------------------------------------------------------------------------------
 
     def _accept(self, link: str, message: JobMessage, now: float) -> None:
-        problem = job_problem(message, vocab_size=self._vocab_size, max_context=self._max_context)
+        chunk, vocab, context = self.batcher.budget.chunk_tokens, self._vocab_size, self._max_context
+        problem = job_problem(message, vocab_size=vocab, max_context=context, chunk_tokens=chunk)
         if problem is None and (link, message.attempt) in self.jobs:
             problem = "this attempt has a job here already"
         if problem is not None:
@@ -200,10 +205,12 @@ class PrefillCore:
             return None, "draining" if self.draining else "the engine is late"
         size = self.block_size
         tokens = list(message.tokens)
-        if not message.sample_indices:
+        wanted = scoring(message)
+        if not message.sample_indices and wanted is None:
             tokens = tokens[: len(tokens) // size * size]
         chain = KeyChain(root_key(self._hello.identity.fingerprint, salt=message.salt), size)
-        usable = chain.extend(tokens)[: (len(tokens) - 1) // size if message.sample_indices else None]
+        drawn = message.sample_indices or wanted is not None
+        usable = chain.extend(tokens)[: usable_blocks(len(tokens), size, wanted) if drawn else None]
         hits = self.books.match(usable)
         queued, need = self.queued_tokens, len(tokens) - len(hits) * size
         if queued and queued + need > self._config.handoff.admission_window_tokens:
@@ -212,7 +219,7 @@ class PrefillCore:
         rules = (
             rules_of(message.sampling, message.prompt_tokens or len(tokens), message.stop_token_ids) if draws else None
         )
-        sequence = Sequence(self.batcher.new_id(), tokens, chain, draws, arrival=now, rules=rules)
+        sequence = Sequence(self.batcher.new_id(), tokens, chain, draws, arrival=now, rules=rules, scoring=wanted)
         self.books.share(hits, sequence.owner)
         sequence.blocks = list(hits)
         if not sequence.reserve(self.books, len(tokens), size):
@@ -272,11 +279,22 @@ class PrefillCore:
             return
         for index, block in result.filled:
             job.digests[index] = block.digest
+        self._tell(job, result.scored)
         self._offer(job)
         if job.sequence.computed >= len(job.sequence.tokens):
             if result.sampled:
                 self._send(job.link, FromPrefill(first=first_tokens(job, result.sampled, self.block_size)))
             self._finish(job, now)
+
+    def _tell(self, job: Job, scored: Scored | None) -> None:
+        """Log-probabilities of the prompt's tokens: before the blocks that decode could go on from without them."""
+        wanted = job.sequence.scoring
+        if scored is None or wanted is None:
+            return
+        arrays = (scored.logprobs, scored.ids, scored.ranks)
+        for message in score_messages(job.message.attempt, wanted.next, scored.top, *arrays):
+            self._send(job.link, FromPrefill(scored=message))
+        wanted.next += scored.rows
 
     def _offer(self, job: Job) -> None:
         """Offer every block that is full and was not offered, in prompt order."""

@@ -2,7 +2,8 @@
 
     1. accepted   every block of the prompt is reserved, prefix hits are pinned
     2. checking   the hits are digested again; the engine makes the grammar ready, where there is one
-    3. running    chunk by chunk; after each one the blocks it filled are offered
+    3. running    chunk by chunk; after each one its log-probabilities are told, where they are wanted, and the blocks
+                  it filled are offered
     4. done       first tokens are out; offered blocks stay pinned until they are taken, or for a while
 A job leaves by being taken, cancelled, failed, by the loss of its link, or when its pins expire; then it owns nothing.
 """
@@ -14,8 +15,9 @@ from enum import Enum, auto
 from cluster.stubs.common_pb2 import TokenLogprob, TopToken
 from cluster.stubs.link_pb2 import First, FirstToken
 from cluster.stubs.link_pb2 import Job as JobMessage
-from engine.asked import sampling_problem
+from engine.asked import sampling_problem, scoring_of, scoring_problem
 from engine.messages import Sampled
+from engine.scoring import Scoring
 from engine.sequence import MAX_SAMPLES, Sequence
 
 
@@ -51,6 +53,16 @@ class Job:
         return 0 if self.phase is Phase.DONE else max(0, len(self.sequence.tokens) - self.sequence.computed)
 
 
+def scoring(job: JobMessage) -> Scoring | None:
+    """What the job asks of the prompt's own tokens."""
+    return scoring_of(job.score, _prompt(job)) if job.HasField("score") else None
+
+
+def _prompt(job: JobMessage) -> int:
+    """Where the prompt ends and the history begins."""
+    return job.prompt_tokens or len(job.tokens)
+
+
 def first_tokens(job: Job, sampled: list[Sampled], block_size: int) -> First:
     """The job's first tokens, one for each sample that was asked for."""
     tokens = []
@@ -63,7 +75,7 @@ def first_tokens(job: Job, sampled: list[Sampled], block_size: int) -> First:
     return First(attempt=job.message.attempt, tokens=tokens, cached_tokens=job.prefix_blocks * block_size)
 
 
-def job_problem(job: JobMessage, *, vocab_size: int, max_context: int) -> str | None:
+def job_problem(job: JobMessage, *, vocab_size: int, max_context: int, chunk_tokens: int) -> str | None:
     """Why a job can never be done by any worker of this model, or None."""
     if not job.attempt or not job.tokens:
         return "a job needs an attempt id and tokens"
@@ -80,6 +92,8 @@ def job_problem(job: JobMessage, *, vocab_size: int, max_context: int) -> str | 
         return "deadline_s must be finite"
     if not 0 <= job.prompt_tokens <= len(job.tokens):
         return f"a prompt of {job.prompt_tokens} is not within {len(job.tokens)} tokens"
+    if job.HasField("score") and (problem := scoring_problem(job.score, _prompt(job), vocab_size, chunk_tokens)):
+        return problem
     if not job.sample_indices:
         return None
     if any(not 0 <= token < vocab_size for token in job.stop_token_ids):

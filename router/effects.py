@@ -6,6 +6,7 @@ The core decides and returns these; a shell (router/runtime.py with gRPC, or a s
 from dataclasses import dataclass
 
 from cluster.core.errors import HeadraceError
+from cluster.scores import Scores
 from cluster.stubs.session_pb2 import FromRouter
 from router.requests import TokenEvent
 
@@ -79,6 +80,14 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class DeliverScores:
+    """Log-probabilities of its prompt's tokens for the client of this request, all of them before its first token."""
+
+    request_id: str
+    scores: Scores
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The one terminal outcome of a request: `error` None is success. Nothing follows for this id."""
 
@@ -87,5 +96,14 @@ class Finished:
 
 
 Effect = (
-    OpenWatch | CloseWatch | ReopenWatch | OpenSession | CloseSession | ReopenSession | SendSession | Deliver | Finished
+    OpenWatch
+    | CloseWatch
+    | ReopenWatch
+    | OpenSession
+    | CloseSession
+    | ReopenSession
+    | SendSession
+    | Deliver
+    | DeliverScores
+    | Finished
 )

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from cluster.core.ids import attempt_id
 from cluster.core.keys import BlockKey, KeyChain, root_key
-from cluster.stubs.common_pb2 import Grammar, Sampling, WorkerAddress
+from cluster.scores import Scores, read
+from cluster.stubs.common_pb2 import Grammar, PromptLogprobs, Sampling, ScorePrompt, WorkerAddress
 from cluster.stubs.session_pb2 import HandedOff, PrefillOn, ResumeAttempt, SampleState, Submit, TokenRun
 from router.lanes import Entry
 from router.placement import Demand, Placement, Shape
@@ -90,6 +91,7 @@ class Follow:
         self.arrived = now
         self.phase = Phase.WAITING
         self.samples = [Sample() for _ in range(request.n)]
+        self.next_scored = 1  # the prompt's next token whose log-probability is wanted, if any are
         self.attempt: Attempt | None = None
         self.tries = Tries()
         self._chains: dict[tuple[bytes, int], KeyChain] = {}
@@ -103,6 +105,16 @@ class Follow:
         return any(sample.emitted for sample in self.samples)
 
     @property
+    def scored(self) -> bool:
+        """No log-probabilities of the prompt's tokens are wanted, or not any more."""
+        return self.request.prompt_logprobs is None or self.next_scored >= len(self.request.prompt)
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was delivered that other weights would contradict."""
+        return self.emitted_any or self.next_scored > 1
+
+    @property
     def written(self) -> int:
         """Tokens delivered so far, of all samples."""
         return sum(len(sample.emitted) for sample in self.samples)
@@ -112,14 +124,18 @@ class Follow:
         return all(sample.finished for sample in self.samples)
 
     def keys_of(self, shape: Shape) -> list[BlockKey]:
-        """Keys of the blocks a prefix hit may cover on workers of this shape: at most (length - 1) // block_size."""
+        """Keys of the blocks a prefix hit may cover on workers of this shape: at most (length - 1) // block_size.
+
+        A token that is still to be scored is so by the logits of the position before it, which a cache does not have.
+        """
         history = self.samples[0].emitted if self.request.n == 1 else []
         block_size = shape.layout[3]
         slot = (shape.fingerprint, block_size)
         chain = self._chains.get(slot)
         if chain is None:
             chain = self._chains[slot] = KeyChain(root_key(shape.fingerprint, salt=self.request.salt), block_size)
-        wanted = max(0, len(self.request.prompt) + len(history) - 1) // block_size
+        usable = len(self.request.prompt) + len(history) if self.scored else self.next_scored
+        wanted = max(0, usable - 1) // block_size
         if len(chain.keys) < wanted:
             chain.extend((*self.request.prompt, *history))
         return chain.keys[:wanted]
@@ -133,7 +149,7 @@ class Follow:
             local_max_tokens=local_max_tokens,
             worst_case=self.tries.preemptions >= PREEMPTIONS_BEFORE_WORST_CASE,
             force_local=may_force_local and self.wants_local,
-            fingerprint=self.tries.fingerprint if self.emitted_any else None,
+            fingerprint=self.tries.fingerprint if self.begun else None,
             avoid=frozenset(self.tries.avoid),
         )
 
@@ -158,7 +174,7 @@ class Follow:
             tokens=demand.tokens,
             record=self.record.placed(placement, now),
         )
-        if not self.emitted_any:
+        if not self.begun:
             self.tries.fingerprint = decode.shape.fingerprint
         self.phase = Phase.RUNNING
         self.trace.timings_ms.setdefault("queue", (now - self.arrived) * 1000)
@@ -167,6 +183,7 @@ class Follow:
     def submit(self, placement: Placement, now: float) -> Submit:
         """The message that starts the present attempt."""
         attempt, request = self._running(), self.request
+        score = None if self.scored else ScorePrompt(top=request.prompt_logprobs or 0, start=self.next_scored)
         return Submit(
             attempt=attempt.id,
             prompt=request.prompt,
@@ -181,12 +198,14 @@ class Follow:
             deadline_s=self.deadline - now,
             waited_s=now - self.arrived,
             preemptions=self.tries.preemptions,
+            score=score,
         )
 
     def resume(self) -> ResumeAttempt:
         """How far the present attempt has been read: what its decode worker has to send again after that."""
         offsets = [-1 if sample.finished else len(sample.emitted) for sample in self.samples]
-        return ResumeAttempt(attempt=self._running().id, next_offsets=offsets)
+        next_scored = 0 if self.scored else self.next_scored
+        return ResumeAttempt(attempt=self._running().id, next_offsets=offsets, next_scored=next_scored)
 
     def accepted(self, now: float) -> None:
         """The decode worker took the attempt: the first sign of it counts."""
@@ -243,6 +262,8 @@ class Follow:
             raise ProtocolBreach(f"tokens {len(sample.emitted)}..{run.offset} of sample {run.index} are missing")
         if list(run.ids[:known]) != sample.emitted[run.offset : run.offset + len(run.ids)]:
             raise ProtocolBreach(f"sample {run.index} contradicts delivered tokens from {run.offset}")
+        if not self.scored:
+            raise ProtocolBreach(f"sample {run.index} before the log-probability of the prompt's {self.next_scored}.")
         if run.end and len(run.ids) < known:
             raise ProtocolBreach(f"sample {run.index} ends before delivered tokens")
         if run.logprobs and len(run.logprobs) != len(run.ids):
@@ -262,6 +283,22 @@ class Follow:
             for entry in run.logprobs[known:]
         )
         return TokenEvent(run.index, new, logprobs, _ENDS[run.end])
+
+    def take_scores(self, message: PromptLogprobs, vocab_size: int) -> Scores | None:
+        """What of `message` is new to the client. Raises ProtocolBreach as `take` does."""
+        if self.request.prompt_logprobs is None:
+            raise ProtocolBreach("log-probabilities of a prompt that nobody asked for")
+        try:
+            scores = read(message, self.request.prompt_logprobs, vocab_size)
+        except ValueError as error:
+            raise ProtocolBreach(str(error)) from error
+        if not 1 <= scores.start <= self.next_scored or scores.end > len(self.request.prompt):
+            raise ProtocolBreach(f"log-probabilities {scores.start}..{scores.end}, {self.next_scored} is the next")
+        if scores.end <= self.next_scored:
+            return None
+        new = scores.since(self.next_scored)
+        self.next_scored = scores.end
+        return new
 
     def _first_token(self, now: float) -> None:
         """Of the attempt, and perhaps of the request: `prefill` is told by the hand-off, where there is one."""
@@ -284,7 +321,7 @@ class Follow:
         """Ends of samples that have all their tokens, but whose end was lost with the worker."""
         events = []
         for index, sample in enumerate(self.samples):
-            if not sample.finished and len(sample.emitted) >= self.request.max_tokens:
+            if not sample.finished and self.scored and len(sample.emitted) >= self.request.max_tokens:
                 sample.finished = True
                 events.append(TokenEvent(index, (), (), "length"))
         return events

@@ -6,8 +6,9 @@ changes nothing.
 
 from cluster.core.errors import InvalidRequest, RequestFailed
 from cluster.stubs import session_pb2 as pb
+from cluster.stubs.common_pb2 import PromptLogprobs
 from router.books import Books
-from router.effects import Deliver
+from router.effects import Deliver, DeliverScores
 from router.endings import LONGEST_BACKOFF_S, Endings, backoff_s
 from router.follow import Attempt, Follow, ProtocolBreach
 from router.requests import TokenEvent
@@ -31,6 +32,8 @@ class Hearing:
             case "prefill_on":
                 self._on_prefill(worker, event.prefill_on, now)
                 return False
+            case "scored":
+                return self._on_scored(worker, event.scored, now)
             case "handed_off":
                 self._on_handed_off(worker, event.handed_off, now)
                 return False
@@ -106,11 +109,7 @@ class Hearing:
         try:
             event = follow.take(run, now)
         except ProtocolBreach as breach:
-            self._endings.counters["protocol_breaches"] += 1
-            self._books.release(follow, f"failed: {breach}", now)
-            self._endings.send(worker.address, pb.FromRouter(cancel=pb.CancelAttempt(attempt=attempt.id)))
-            worker.health.failed(now)
-            self._endings.failed(follow, attempt, f"{worker.name} broke the protocol: {breach}", now)
+            self._breach(worker, follow, attempt, breach, now)
             return True
         if event is not None:
             self._written(follow, event, now)
@@ -120,13 +119,37 @@ class Hearing:
             return True
         return False
 
+    def _on_scored(self, worker: WorkerView, message: PromptLogprobs, now: float) -> bool:
+        """Log-probabilities of the prompt's tokens. Returns whether the attempt is over."""
+        found = self._find(worker, message.attempt)
+        if found is None:
+            return False
+        follow, attempt = found
+        self._accepted(worker, follow, attempt, now)
+        try:
+            scores = follow.take_scores(message, worker.facts.vocab_size)
+        except ProtocolBreach as breach:
+            self._breach(worker, follow, attempt, breach, now)
+            return True
+        if scores is not None:
+            self._endings.effects.append(DeliverScores(follow.request.request_id, scores))
+        return False
+
+    def _breach(self, worker: WorkerView, follow: Follow, attempt: Attempt, breach: ProtocolBreach, now: float) -> None:
+        """What it said cannot be trusted, and nothing it may still say."""
+        self._endings.counters["protocol_breaches"] += 1
+        self._books.release(follow, f"failed: {breach}", now)
+        self._endings.send(worker.address, pb.FromRouter(cancel=pb.CancelAttempt(attempt=attempt.id)))
+        worker.health.failed(now)
+        self._endings.failed(follow, attempt, f"{worker.name} broke the protocol: {breach}", now)
+
     def _written(self, follow: Follow, event: TokenEvent, now: float) -> None:
         """What admission learns from new tokens: what the request comes to, and how long such ones take."""
         queue, request = self._books.queue, follow.request
         queue.written(follow.entry, follow.written)
         if follow.tries.number == 1 and follow.written == len(event.ids) > 0 and follow.attempt is not None:
             queue.answers.first_token(len(request.prompt), now - follow.attempt.submitted)
-        if event.end is not None:
+        if event.end is not None and request.max_tokens:
             queue.answers.answered(len(follow.samples[event.index].emitted))
 
     def _on_no_prefill(self, worker: WorkerView, message: pb.NoPrefill, now: float) -> None:

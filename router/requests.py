@@ -9,6 +9,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from cluster.scores import Scores
+
 EndReason = Literal["eos", "stop", "length"]
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
 
@@ -47,6 +49,8 @@ class Request:
     """One valid, bounded, immutable request. `request_id` is ours; `public_id` is only echoed to the client.
 
     `tenant` is "" where nobody needs a key; `salt` is the tenant's. A lower `priority` goes first among its requests.
+    `prompt_logprobs` None: none; k: of every token of the prompt, beside the k most likely ones. `max_tokens` 0: the
+    prompt is read and nothing is written.
     """
 
     request_id: str
@@ -63,6 +67,7 @@ class Request:
     grammar: Grammar | None = None
     tenant: str = ""
     priority: int = 0
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +118,10 @@ class Running(Protocol):
 
     trace: Trace
 
-    def events(self) -> AsyncIterator[TokenEvent]:
+    def events(self) -> AsyncIterator[TokenEvent | Scores]:
         """Token events until every sample has ended; what came for a sample meanwhile is one event.
 
+        With `prompt_logprobs` first those of the prompt, from position 1 to its end, each exactly once.
         Raises the HeadraceError that ended the request instead.
         """
 

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, contextmanager
 from cluster.core.clock import Clock
 from cluster.core.errors import HeadraceError, IntegrityError, RequestFailed
 from cluster.credentials import Credentials
+from cluster.scores import Scores
 from cluster.stubs.session_pb2 import FromDecode
 from cluster.stubs.watch_pb2 import WatchEvent
 from router.dispatcher import DispatcherCore
@@ -25,6 +26,7 @@ from router.effects import (
     CloseSession,
     CloseWatch,
     Deliver,
+    DeliverScores,
     Effect,
     Finished,
     OpenSession,
@@ -56,15 +58,18 @@ class RunningRequest:
         self._runtime = runtime
         self._request_id = request.request_id
         self._samples = request.n
+        self._scores: deque[Scores] = deque()
         self._waiting: dict[int, list[TokenEvent]] = {}
         self._held = 0
         self._ended = False
         self._error: HeadraceError | None = None
         self._news: asyncio.Future[None] | None = None  # somebody waits for it
 
-    async def events(self) -> AsyncIterator[TokenEvent]:
+    async def events(self) -> AsyncIterator[TokenEvent | Scores]:
         """See router.requests.Running."""
         while True:
+            while self._scores:  # all of them come before the first token
+                yield self._scores.popleft()
             while self._waiting:
                 event = joined(self._waiting.pop(next(iter(self._waiting))))
                 self._held -= len(event.ids)
@@ -88,6 +93,11 @@ class RunningRequest:
         self._held += len(event.ids)
         self._tell()
         return self._held <= MAX_HELD_IDS
+
+    def hear(self, scores: Scores) -> None:
+        """Log-probabilities of the prompt's tokens; how many there are is bounded by bounds.py."""
+        self._scores.append(scores)
+        self._tell()
 
     def finish(self, error: HeadraceError | None) -> None:
         """The terminal outcome: the first one counts."""
@@ -227,6 +237,9 @@ class RouterRuntime:
                 if running is not None and not running.push(event):
                     error = RequestFailed(f"the client left more than {MAX_HELD_IDS} tokens unread")
                     return self._core.abort(request_id, error, self._clock.now())
+            case DeliverScores(request_id, scores):
+                if (asking := self._running.get(request_id)) is not None:
+                    asking.hear(scores)
             case Finished(request_id, failure):
                 if (ended := self._running.get(request_id)) is not None:
                     ended.finish(failure)

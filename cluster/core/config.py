@@ -107,6 +107,9 @@ class RouterSettings(Settings):
     max_choices: Positive = Field(256, description="choices of one request that has several prompts: prompts x n")
     prompts_at_once: Positive = Field(16, description="of one request's several prompts so many run at a time")
     max_logprobs: Annotated[int, Field(ge=0)] = 20
+    max_prompt_logprobs: Positive = Field(
+        262_144, description="of one request: (prompt tokens) x (1 + the likely ones named for each) x n"
+    )
     max_stop_strings: Positive = 16
     max_attempts: Positive = 4
     tool_format: Literal["hermes", "llama3_json"] | None = Field(

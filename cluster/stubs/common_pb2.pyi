@@ -250,6 +250,71 @@ class TopToken(_message.Message):
 Global___TopToken: _TypeAlias = TopToken  # noqa: Y015
 
 @_typing.final
+class ScorePrompt(_message.Message):
+    """Log-probabilities of a prompt's own tokens are wanted: of those at positions `start` (at least 1) to its end, each
+    beside the `top` most likely ones. What comes before `start` the asker has.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOP_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    top: _builtins.int
+    start: _builtins.int
+    def __init__(
+        self,
+        *,
+        top: _builtins.int = ...,
+        start: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["start", b"start", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScorePrompt: _TypeAlias = ScorePrompt  # noqa: Y015
+
+@_typing.final
+class PromptLogprobs(_message.Message):
+    """Rows of those, as arrays: row r is of the token at position `start` + r. Bounded: a prompt comes in several of these."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.str
+    start: _builtins.int
+    top: _builtins.int
+    logprobs: _builtins.bytes
+    """little-endian float32 [rows, 1 + top]: of the prompt's token, then of the most likely ones"""
+    ids: _builtins.bytes
+    """little-endian int32 [rows, top]: the most likely ones"""
+    ranks: _builtins.bytes
+    """little-endian int32 [rows]: the prompt's token is the so many-th likeliest"""
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.str = ...,
+        start: _builtins.int = ...,
+        top: _builtins.int = ...,
+        logprobs: _builtins.bytes = ...,
+        ids: _builtins.bytes = ...,
+        ranks: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "ids", b"ids", "logprobs", b"logprobs", "ranks", b"ranks", "start", b"start", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
+
+@_typing.final
 class TokenLogprob(_message.Message):
     """The logprob of one drawn token and, when asked for, the most likely ones."""
 

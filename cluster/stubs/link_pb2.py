@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from cluster.stubs import common_pb2 as cluster_dot_stubs_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63luster/stubs/link.proto\x12\x0bheadrace.v1\x1a\x1a\x63luster/stubs/common.proto\"\x89\x02\n\x0e\x46romDecodePeer\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.headrace.v1.WorkerIdentityH\x00\x12\x1f\n\x03job\x18\x02 \x01(\x0b\x32\x10.headrace.v1.JobH\x00\x12(\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x16.headrace.v1.CancelJobH\x00\x12#\n\x05taken\x18\x04 \x01(\x0b\x32\x12.headrace.v1.TakenH\x00\x12\'\n\x07recheck\x18\x05 \x01(\x0b\x32\x14.headrace.v1.RecheckH\x00\x12%\n\x06warmed\x18\x06 \x01(\x0b\x32\x13.headrace.v1.WarmedH\x00\x42\t\n\x07message\"\xd0\x01\n\x03Job\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\x05\x12\x16\n\x0e\x66irst_position\x18\x03 \x01(\x05\x12\x16\n\x0esample_indices\x18\x04 \x03(\x05\x12\'\n\x08sampling\x18\x05 \x01(\x0b\x32\x15.headrace.v1.Sampling\x12\x0c\n\x04salt\x18\x06 \x01(\x0c\x12\x12\n\ndeadline_s\x18\x07 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x05\x12\x16\n\x0estop_token_ids\x18\t \x03(\x05\"1\n\x06Warmed\x12\x15\n\rneeds_polling\x18\x01 \x01(\x08\x12\x10\n\x08gb_per_s\x18\x02 \x01(\x01\"\x1c\n\tCancelJob\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\"=\n\x05Taken\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x16\n\x0euntil_position\x18\x02 \x01(\x05\x12\x0b\n\x03\x61ll\x18\x03 \x01(\x08\"A\n\x07Recheck\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12%\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x15.headrace.v1.BlockRef\"-\n\x08\x42lockRef\x12\r\n\x05\x62lock\x18\x01 \x01(\x05\x12\x12\n\ngeneration\x18\x02 \x01(\x03\"\x90\x03\n\x0b\x46romPrefill\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.headrace.v1.PrefillHelloH\x00\x12,\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x18.headrace.v1.JobAcceptedH\x00\x12*\n\x07refused\x18\x03 \x01(\x0b\x32\x17.headrace.v1.JobRefusedH\x00\x12#\n\x05offer\x18\x04 \x01(\x0b\x32\x12.headrace.v1.OfferH\x00\x12#\n\x05\x66irst\x18\x05 \x01(\x0b\x32\x12.headrace.v1.FirstH\x00\x12$\n\x04\x64one\x18\x06 \x01(\x0b\x32\x14.headrace.v1.JobDoneH\x00\x12(\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x16.headrace.v1.JobFailedH\x00\x12-\n\x07recheck\x18\x08 \x01(\x0b\x32\x1a.headrace.v1.RecheckResultH\x00\x12\'\n\x04lost\x18\t \x01(\x0b\x32\x17.headrace.v1.WorkerGoneH\x00\x42\t\n\x07message\"\xa2\x01\n\x0cPrefillHello\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.headrace.v1.WorkerIdentity\x12\r\n\x05\x61gent\x18\x02 \x01(\t\x12\x16\n\x0e\x61gent_metadata\x18\x03 \x01(\x0c\x12\x14\n\x0cpool_address\x18\x04 \x01(\x06\x12\x13\n\x0b\x62lock_bytes\x18\x05 \x01(\x03\x12\x11\n\ttransport\x18\x06 \x01(\t\"-\n\x0bJobAccepted\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\r\n\x05\x65ta_s\x18\x02 \x01(\x01\"W\n\nJobRefused\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rretry_after_s\x18\x03 \x01(\x01\x12\x11\n\tpermanent\x18\x04 \x01(\x08\"i\n\x05Offer\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\x05\x12)\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x19.headrace.v1.OfferedBlock\x12\x0c\n\x04last\x18\x04 \x01(\x08\"N\n\x0cOfferedBlock\x12\r\n\x05\x62lock\x18\x01 \x01(\x05\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\"X\n\x05\x46irst\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\'\n\x06tokens\x18\x02 \x03(\x0b\x32\x17.headrace.v1.FirstToken\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\"S\n\nFirstToken\x12\r\n\x05index\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\x05\x12*\n\x07logprob\x18\x03 \x01(\x0b\x32\x19.headrace.v1.TokenLogprob\"B\n\x07JobDone\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\"=\n\tJobFailed\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07invalid\x18\x03 \x01(\x08\"M\n\rRecheckResult\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12+\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x1b.headrace.v1.RecheckedBlock\"D\n\x0eRecheckedBlock\x12\r\n\x05\x62lock\x18\x01 \x01(\x05\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x0f\n\x07\x63urrent\x18\x03 \x01(\x08\"\x1c\n\nWorkerGone\x12\x0e\n\x06reason\x18\x01 \x01(\t2I\n\x04Link\x12\x41\n\x04Open\x12\x1b.headrace.v1.FromDecodePeer\x1a\x18.headrace.v1.FromPrefill(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63luster/stubs/link.proto\x12\x0bheadrace.v1\x1a\x1a\x63luster/stubs/common.proto\"\x89\x02\n\x0e\x46romDecodePeer\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.headrace.v1.WorkerIdentityH\x00\x12\x1f\n\x03job\x18\x02 \x01(\x0b\x32\x10.headrace.v1.JobH\x00\x12(\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x16.headrace.v1.CancelJobH\x00\x12#\n\x05taken\x18\x04 \x01(\x0b\x32\x12.headrace.v1.TakenH\x00\x12\'\n\x07recheck\x18\x05 \x01(\x0b\x32\x14.headrace.v1.RecheckH\x00\x12%\n\x06warmed\x18\x06 \x01(\x0b\x32\x13.headrace.v1.WarmedH\x00\x42\t\n\x07message\"\xf9\x01\n\x03Job\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\x05\x12\x16\n\x0e\x66irst_position\x18\x03 \x01(\x05\x12\x16\n\x0esample_indices\x18\x04 \x03(\x05\x12\'\n\x08sampling\x18\x05 \x01(\x0b\x32\x15.headrace.v1.Sampling\x12\x0c\n\x04salt\x18\x06 \x01(\x0c\x12\x12\n\ndeadline_s\x18\x07 \x01(\x01\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x05\x12\x16\n\x0estop_token_ids\x18\t \x03(\x05\x12\'\n\x05score\x18\n \x01(\x0b\x32\x18.headrace.v1.ScorePrompt\"1\n\x06Warmed\x12\x15\n\rneeds_polling\x18\x01 \x01(\x08\x12\x10\n\x08gb_per_s\x18\x02 \x01(\x01\"\x1c\n\tCancelJob\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\"=\n\x05Taken\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x16\n\x0euntil_position\x18\x02 \x01(\x05\x12\x0b\n\x03\x61ll\x18\x03 \x01(\x08\"A\n\x07Recheck\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12%\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x15.headrace.v1.BlockRef\"-\n\x08\x42lockRef\x12\r\n\x05\x62lock\x18\x01 \x01(\x05\x12\x12\n\ngeneration\x18\x02 \x01(\x03\"\xbf\x03\n\x0b\x46romPrefill\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.headrace.v1.PrefillHelloH\x00\x12,\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x18.headrace.v1.JobAcceptedH\x00\x12*\n\x07refused\x18\x03 \x01(\x0b\x32\x17.headrace.v1.JobRefusedH\x00\x12#\n\x05offer\x18\x04 \x01(\x0b\x32\x12.headrace.v1.OfferH\x00\x12#\n\x05\x66irst\x18\x05 \x01(\x0b\x32\x12.headrace.v1.FirstH\x00\x12$\n\x04\x64one\x18\x06 \x01(\x0b\x32\x14.headrace.v1.JobDoneH\x00\x12(\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x16.headrace.v1.JobFailedH\x00\x12-\n\x07recheck\x18\x08 \x01(\x0b\x32\x1a.headrace.v1.RecheckResultH\x00\x12\'\n\x04lost\x18\t \x01(\x0b\x32\x17.headrace.v1.WorkerGoneH\x00\x12-\n\x06scored\x18\n \x01(\x0b\x32\x1b.headrace.v1.PromptLogprobsH\x00\x42\t\n\x07message\"\xa2\x01\n\x0cPrefillHello\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.headrace.v1.WorkerIdentity\x12\r\n\x05\x61gent\x18\x02 \x01(\t\x12\x16\n\x0e\x61gent_metadata\x18\x03 \x01(\x0c\x12\x14\n\x0cpool_address\x18\x04 \x01(\x06\x12\x13\n\x0b\x62lock_bytes\x18\x05 \x01(\x03\x12\x11\n\ttransport\x18\x06 \x01(\t\"-\n\x0bJobAccepted\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\r\n\x05\x65ta_s\x18\x02 \x01(\x01\"W\n\nJobRefused\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x15\n\rretry_after_s\x18\x03 \x01(\x01\x12\x11\n\tpermanent\x18\x04 \x01(\x08\"i\n\x05Offer\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\x05\x12)\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x19.headrace.v1.OfferedBlock\x12\x0c\n\x04last\x18\x04 \x01(\x08\"N\n\x0cOfferedBlock\x12\r\n\x05\x62lock\x18\x01 \x01(\x05\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\"X\n\x05\x46irst\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\'\n\x06tokens\x18\x02 \x03(\x0b\x32\x17.headrace.v1.FirstToken\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\"S\n\nFirstToken\x12\r\n\x05index\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\x05\x12*\n\x07logprob\x18\x03 \x01(\x0b\x32\x19.headrace.v1.TokenLogprob\"B\n\x07JobDone\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\"=\n\tJobFailed\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07invalid\x18\x03 \x01(\x08\"M\n\rRecheckResult\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12+\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x1b.headrace.v1.RecheckedBlock\"D\n\x0eRecheckedBlock\x12\r\n\x05\x62lock\x18\x01 \x01(\x05\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x0f\n\x07\x63urrent\x18\x03 \x01(\x08\"\x1c\n\nWorkerGone\x12\x0e\n\x06reason\x18\x01 \x01(\t2I\n\x04Link\x12\x41\n\x04Open\x12\x1b.headrace.v1.FromDecodePeer\x1a\x18.headrace.v1.FromPrefill(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,43 +35,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FROMDECODEPEER']._serialized_start=70
   _globals['_FROMDECODEPEER']._serialized_end=335
   _globals['_JOB']._serialized_start=338
-  _globals['_JOB']._serialized_end=546
-  _globals['_WARMED']._serialized_start=548
-  _globals['_WARMED']._serialized_end=597
-  _globals['_CANCELJOB']._serialized_start=599
-  _globals['_CANCELJOB']._serialized_end=627
-  _globals['_TAKEN']._serialized_start=629
-  _globals['_TAKEN']._serialized_end=690
-  _globals['_RECHECK']._serialized_start=692
-  _globals['_RECHECK']._serialized_end=757
-  _globals['_BLOCKREF']._serialized_start=759
-  _globals['_BLOCKREF']._serialized_end=804
-  _globals['_FROMPREFILL']._serialized_start=807
-  _globals['_FROMPREFILL']._serialized_end=1207
-  _globals['_PREFILLHELLO']._serialized_start=1210
-  _globals['_PREFILLHELLO']._serialized_end=1372
-  _globals['_JOBACCEPTED']._serialized_start=1374
-  _globals['_JOBACCEPTED']._serialized_end=1419
-  _globals['_JOBREFUSED']._serialized_start=1421
-  _globals['_JOBREFUSED']._serialized_end=1508
-  _globals['_OFFER']._serialized_start=1510
-  _globals['_OFFER']._serialized_end=1615
-  _globals['_OFFEREDBLOCK']._serialized_start=1617
-  _globals['_OFFEREDBLOCK']._serialized_end=1695
-  _globals['_FIRST']._serialized_start=1697
-  _globals['_FIRST']._serialized_end=1785
-  _globals['_FIRSTTOKEN']._serialized_start=1787
-  _globals['_FIRSTTOKEN']._serialized_end=1870
-  _globals['_JOBDONE']._serialized_start=1872
-  _globals['_JOBDONE']._serialized_end=1938
-  _globals['_JOBFAILED']._serialized_start=1940
-  _globals['_JOBFAILED']._serialized_end=2001
-  _globals['_RECHECKRESULT']._serialized_start=2003
-  _globals['_RECHECKRESULT']._serialized_end=2080
-  _globals['_RECHECKEDBLOCK']._serialized_start=2082
-  _globals['_RECHECKEDBLOCK']._serialized_end=2150
-  _globals['_WORKERGONE']._serialized_start=2152
-  _globals['_WORKERGONE']._serialized_end=2180
-  _globals['_LINK']._serialized_start=2182
-  _globals['_LINK']._serialized_end=2255
+  _globals['_JOB']._serialized_end=587
+  _globals['_WARMED']._serialized_start=589
+  _globals['_WARMED']._serialized_end=638
+  _globals['_CANCELJOB']._serialized_start=640
+  _globals['_CANCELJOB']._serialized_end=668
+  _globals['_TAKEN']._serialized_start=670
+  _globals['_TAKEN']._serialized_end=731
+  _globals['_RECHECK']._serialized_start=733
+  _globals['_RECHECK']._serialized_end=798
+  _globals['_BLOCKREF']._serialized_start=800
+  _globals['_BLOCKREF']._serialized_end=845
+  _globals['_FROMPREFILL']._serialized_start=848
+  _globals['_FROMPREFILL']._serialized_end=1295
+  _globals['_PREFILLHELLO']._serialized_start=1298
+  _globals['_PREFILLHELLO']._serialized_end=1460
+  _globals['_JOBACCEPTED']._serialized_start=1462
+  _globals['_JOBACCEPTED']._serialized_end=1507
+  _globals['_JOBREFUSED']._serialized_start=1509
+  _globals['_JOBREFUSED']._serialized_end=1596
+  _globals['_OFFER']._serialized_start=1598
+  _globals['_OFFER']._serialized_end=1703
+  _globals['_OFFEREDBLOCK']._serialized_start=1705
+  _globals['_OFFEREDBLOCK']._serialized_end=1783
+  _globals['_FIRST']._serialized_start=1785
+  _globals['_FIRST']._serialized_end=1873
+  _globals['_FIRSTTOKEN']._serialized_start=1875
+  _globals['_FIRSTTOKEN']._serialized_end=1958
+  _globals['_JOBDONE']._serialized_start=1960
+  _globals['_JOBDONE']._serialized_end=2026
+  _globals['_JOBFAILED']._serialized_start=2028
+  _globals['_JOBFAILED']._serialized_end=2089
+  _globals['_RECHECKRESULT']._serialized_start=2091
+  _globals['_RECHECKRESULT']._serialized_end=2168
+  _globals['_RECHECKEDBLOCK']._serialized_start=2170
+  _globals['_RECHECKEDBLOCK']._serialized_end=2238
+  _globals['_WORKERGONE']._serialized_start=2240
+  _globals['_WORKERGONE']._serialized_end=2268
+  _globals['_LINK']._serialized_start=2270
+  _globals['_LINK']._serialized_end=2343
 # @@protoc_insertion_point(module_scope)

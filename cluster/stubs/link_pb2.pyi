@@ -74,6 +74,7 @@ class Job(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     attempt: _builtins.str
     first_position: _builtins.int
     """decode already has verified KV for everything before it"""
@@ -95,6 +96,10 @@ class Job(_message.Message):
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """not drawn before min_tokens, nor is an end-of-sequence token"""
 
+    @_builtins.property
+    def score(self) -> _common_pb2.ScorePrompt:
+        """omitted: no log-probabilities of the prompt's tokens are wanted"""
+
     def __init__(
         self,
         *,
@@ -107,10 +112,11 @@ class Job(_message.Message):
         deadline_s: _builtins.float = ...,
         prompt_tokens: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        score: _common_pb2.ScorePrompt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline_s", b"deadline_s", "first_position", b"first_position", "prompt_tokens", b"prompt_tokens", "salt", b"salt", "sample_indices", b"sample_indices", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline_s", b"deadline_s", "first_position", b"first_position", "prompt_tokens", b"prompt_tokens", "salt", b"salt", "sample_indices", b"sample_indices", "sampling", b"sampling", "score", b"score", "stop_token_ids", b"stop_token_ids", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -244,6 +250,7 @@ class FromPrefill(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     RECHECK_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    SCORED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___PrefillHello: ...
     @_builtins.property
@@ -262,6 +269,10 @@ class FromPrefill(_message.Message):
     def recheck(self) -> Global___RecheckResult: ...
     @_builtins.property
     def lost(self) -> Global___WorkerGone: ...
+    @_builtins.property
+    def scored(self) -> _common_pb2.PromptLogprobs:
+        """before the blocks that were computed with them are offered"""
+
     def __init__(
         self,
         *,
@@ -274,12 +285,13 @@ class FromPrefill(_message.Message):
         failed: Global___JobFailed | None = ...,
         recheck: Global___RecheckResult | None = ...,
         lost: Global___WorkerGone | None = ...,
+        scored: _common_pb2.PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "done", b"done", "failed", b"failed", "first", b"first", "hello", b"hello", "lost", b"lost", "message", b"message", "offer", b"offer", "recheck", b"recheck", "refused", b"refused"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "done", b"done", "failed", b"failed", "first", b"first", "hello", b"hello", "lost", b"lost", "message", b"message", "offer", b"offer", "recheck", b"recheck", "refused", b"refused", "scored", b"scored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "done", b"done", "failed", b"failed", "first", b"first", "hello", b"hello", "lost", b"lost", "message", b"message", "offer", b"offer", "recheck", b"recheck", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "done", b"done", "failed", b"failed", "first", b"first", "hello", b"hello", "lost", b"lost", "message", b"message", "offer", b"offer", "recheck", b"recheck", "refused", b"refused", "scored", b"scored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "accepted", "refused", "offer", "first", "done", "failed", "recheck", "lost"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "accepted", "refused", "offer", "first", "done", "failed", "recheck", "lost", "scored"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

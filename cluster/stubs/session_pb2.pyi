@@ -105,7 +105,10 @@ class ResumeAttempt(_message.Message):
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
     NEXT_OFFSETS_FIELD_NUMBER: _builtins.int
+    NEXT_SCORED_FIELD_NUMBER: _builtins.int
     attempt: _builtins.str
+    next_scored: _builtins.int
+    """the position whose prompt log-probability it waits for; 0: for none"""
     @_builtins.property
     def next_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """per sample: how many tokens the router has, history included; -1: it ended it"""
@@ -115,10 +118,11 @@ class ResumeAttempt(_message.Message):
         *,
         attempt: _builtins.str = ...,
         next_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        next_scored: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "next_offsets", b"next_offsets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "next_offsets", b"next_offsets", "next_scored", b"next_scored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -143,10 +147,11 @@ class Submit(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     WAITED_S_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     attempt: _builtins.str
     """request id + attempt number, ours and unguessable"""
     max_tokens: _builtins.int
-    """per sample, counted from the end of the prompt (history included)"""
+    """per sample, counted from the end of the prompt (history included); 0: only read it"""
     ignore_eos: _builtins.bool
     salt: _builtins.bytes
     """tenant salt of the block keys"""
@@ -172,6 +177,10 @@ class Submit(_message.Message):
     def prefill(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.WorkerAddress]:
         """ranked; empty: prefill locally"""
 
+    @_builtins.property
+    def score(self) -> _common_pb2.ScorePrompt:
+        """omitted: no log-probabilities of the prompt's tokens are wanted, or none any more"""
+
     def __init__(
         self,
         *,
@@ -188,10 +197,11 @@ class Submit(_message.Message):
         deadline_s: _builtins.float = ...,
         waited_s: _builtins.float = ...,
         preemptions: _builtins.int = ...,
+        score: _common_pb2.ScorePrompt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline_s", b"deadline_s", "ignore_eos", b"ignore_eos", "local_max_tokens", b"local_max_tokens", "max_tokens", b"max_tokens", "preemptions", b"preemptions", "prefill", b"prefill", "prompt", b"prompt", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "waited_s", b"waited_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline_s", b"deadline_s", "ignore_eos", b"ignore_eos", "local_max_tokens", b"local_max_tokens", "max_tokens", b"max_tokens", "preemptions", b"preemptions", "prefill", b"prefill", "prompt", b"prompt", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "score", b"score", "stop_token_ids", b"stop_token_ids", "waited_s", b"waited_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -299,6 +309,7 @@ class FromDecode(_message.Message):
     UNKNOWN_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     HANDED_OFF_FIELD_NUMBER: _builtins.int
+    SCORED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def batch(self) -> _containers.RepeatedCompositeFieldContainer[Global___FromDecode]: ...
     @_builtins.property
@@ -321,6 +332,10 @@ class FromDecode(_message.Message):
     def lost(self) -> Global___WorkerLost: ...
     @_builtins.property
     def handed_off(self) -> Global___HandedOff: ...
+    @_builtins.property
+    def scored(self) -> _common_pb2.PromptLogprobs:
+        """in order of positions, all of them before the first token"""
+
     def __init__(
         self,
         *,
@@ -335,12 +350,13 @@ class FromDecode(_message.Message):
         unknown: Global___UnknownAttempt | None = ...,
         lost: Global___WorkerLost | None = ...,
         handed_off: Global___HandedOff | None = ...,
+        scored: _common_pb2.PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "handed_off", b"handed_off", "hello", b"hello", "lost", b"lost", "message", b"message", "no_prefill", b"no_prefill", "preempted", b"preempted", "prefill_on", b"prefill_on", "refused", b"refused", "tokens", b"tokens", "unknown", b"unknown"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "handed_off", b"handed_off", "hello", b"hello", "lost", b"lost", "message", b"message", "no_prefill", b"no_prefill", "preempted", b"preempted", "prefill_on", b"prefill_on", "refused", b"refused", "scored", b"scored", "tokens", b"tokens", "unknown", b"unknown"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "failed", b"failed", "handed_off", b"handed_off", "hello", b"hello", "lost", b"lost", "message", b"message", "no_prefill", b"no_prefill", "preempted", b"preempted", "prefill_on", b"prefill_on", "refused", b"refused", "tokens", b"tokens", "unknown", b"unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "failed", b"failed", "handed_off", b"handed_off", "hello", b"hello", "lost", b"lost", "message", b"message", "no_prefill", b"no_prefill", "preempted", b"preempted", "prefill_on", b"prefill_on", "refused", b"refused", "scored", b"scored", "tokens", b"tokens", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "prefill_on", "no_prefill", "refused", "tokens", "preempted", "failed", "unknown", "lost", "handed_off"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "prefill_on", "no_prefill", "refused", "tokens", "preempted", "failed", "unknown", "lost", "handed_off", "scored"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from cluster.core.errors import ModelError
 from engine.layout import KVLayout
 from engine.model.attention import PagedKV, StepIndex, attend, plan_step, write_kv
-from engine.model.base import ForwardRow, check_tokens
+from engine.model.base import ForwardRow, OnLogits, check_tokens, ignore_logits, scored_pieces
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear
 from engine.model.quantise import HEAD_BITS, rounded
@@ -67,7 +67,7 @@ class LlamaModel:
         self._kv = PagedKV(pool, self.layout)
 
     @torch.inference_mode()
-    def run(self, rows: list[ForwardRow]) -> NDArray[np.float32]:
+    def run(self, rows: list[ForwardRow], on_logits: OnLogits = ignore_logits) -> NDArray[np.float32]:
         """One forward for all rows. Returns logits float32 [L, V] of the rows with `logits`, in row order.
 
         Raises ModelError for a row that cannot be run; nothing has been written then.
@@ -86,9 +86,14 @@ class LlamaModel:
         for index, layer in enumerate(self._layers):
             x_TE += self._attention(self._kv, index, layer, x_TE, step, angles)
             x_TE += self._mlp(layer, x_TE)
+        for tokens in scored_pieces(rows):
+            on_logits(self._logits(x_TE, torch.from_numpy(tokens)))
         if not len(step.last_tokens):
             return np.empty((0, self.vocab_size), dtype=np.float32)
-        x_LE = self._norm(x_TE.index_select(0, step.last_tokens), self._norm_E)
+        return self._logits(x_TE, step.last_tokens)
+
+    def _logits(self, x_TE: torch.Tensor, tokens_L: torch.Tensor) -> NDArray[np.float32]:
+        x_LE = self._norm(x_TE.index_select(0, tokens_L), self._norm_E)
         logits: NDArray[np.float32] = self._head(x_LE).float().numpy()
         return logits
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from cluster.core.errors import ModelError
 from engine.layout import KVLayout
 from engine.model.attention import PagedKV, check_rows
-from engine.model.base import ForwardRow, check_tokens
+from engine.model.base import ForwardRow, OnLogits, check_tokens, ignore_logits, scored_pieces
 from engine.model.config import ModelConfig
 from engine.model.quantise import BITS, GROUP, HEAD_BITS, Quantization, quantise
 from engine.model.rope import Rope
@@ -117,6 +117,8 @@ def library() -> ctypes.CDLL | None:
     ]  # fmt: skip
     code.hr_pack.restype = code.hr_pack_quantised.restype = None
     code.hr_forward.argtypes = [ctypes.POINTER(_Model), ctypes.POINTER(_Step)]
+    code.hr_logits.argtypes = [ctypes.POINTER(_Model), ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    code.hr_logits.restype = None
     code.hr_spent.argtypes = [ctypes.POINTER(ctypes.c_uint64)]
     code.hr_spent.restype = None
     code.hr_read.argtypes = [ctypes.c_void_p, ctypes.c_int64]
@@ -214,7 +216,7 @@ class NativeModel:
         self._model.pool = self._kv.pages_MX.data_ptr()
 
     @torch.inference_mode()
-    def run(self, rows: list[ForwardRow]) -> NDArray[np.float32]:
+    def run(self, rows: list[ForwardRow], on_logits: OnLogits = ignore_logits) -> NDArray[np.float32]:
         """One forward for all rows. Returns logits float32 [L, V] of the rows with `logits`, in row order.
 
         Raises ModelError for a row that cannot be run, MemoryError; nothing has been written then.
@@ -255,6 +257,10 @@ class NativeModel:
         )
         if self._code.hr_forward(self._model, step):
             raise MemoryError(f"no memory for a step of {len(tokens)} tokens")
+        for scored in scored_pieces(rows):
+            piece = np.empty((len(scored), self.vocab_size), dtype=np.float32)
+            self._code.hr_logits(self._model, scored.ctypes.data, len(scored), piece.ctypes.data)
+            on_logits(piece)
         return logits
 
     def spent(self) -> dict[str, int]:

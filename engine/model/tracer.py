@@ -10,7 +10,7 @@ How a row is run:
 1. Read every word of positions 0..start-1 back through the block table. The tokens found there give the chain that
    should be there; each word that differs from what it should be is mixed, with its place, into `damage` (0 if none).
 2. Write the row's own positions. Their chain starts at chain(start - 1) + damage, so damage is inherited.
-3. Read the own positions back; what differs is damage too. The logits are a hash of chain(last) + damage.
+3. Read the own positions back; what differs is damage too. The logits of position p are a hash of chain(p) + damage.
 A block that is lost, stale, shifted, zeroed, poisoned, or another sequence's therefore changes the next token. Nothing
 is kept between calls but tables of constants: each run really reads the pool.
 
@@ -29,7 +29,7 @@ from cluster.core.clock import Clock, SystemClock
 from cluster.core.digest import splitmix64, weights
 from engine.layout import KVLayout
 from engine.messages import DrawRules, SampleSpec, TracerModel
-from engine.model.base import ForwardRow
+from engine.model.base import SCORED_AT_ONCE, ForwardRow, OnLogits, ignore_logits
 from engine.noise import GOLDEN, MASK, mix
 from engine.rules import Fold, Matcher
 from engine.sampler import sample_row
@@ -101,14 +101,21 @@ class TracerModelRunner:
         """Use `pool` [num_blocks, block_bytes]. Raises ValueError when its rows are not blocks of this layout."""
         self._pool = pool.view(np.uint64).reshape(self.layout.shape(len(pool)))
 
-    def run(self, rows: list[ForwardRow]) -> NDArray[np.float32]:
+    def run(self, rows: list[ForwardRow], on_logits: OnLogits = ignore_logits) -> NDArray[np.float32]:
         """One step. Returns logits [rows with `logits`, V]. Raises IndexError for a table that is too short."""
         started = self._clock.now()
-        wanted = [state for row in rows for state in self._run_row(row)]
-        logits = np.empty((len(wanted), self.vocab_size), np.float32)
-        for place, state in enumerate(wanted):
-            logits[place] = self._constants.logits(state)
+        states = [self._run_row(row) for row in rows]
+        scored = [own[place] for row, own in zip(rows, states, strict=True) for place in row.scored]
+        for first in range(0, len(scored), SCORED_AT_ONCE):
+            on_logits(self._logits(scored[first : first + SCORED_AT_ONCE]))
+        logits = self._logits([own[-1] for row, own in zip(rows, states, strict=True) if row.logits])
         self._pace(started, sum(len(row.tokens) for row in rows))
+        return logits
+
+    def _logits(self, states: list[int]) -> NDArray[np.float32]:
+        logits = np.empty((len(states), self.vocab_size), np.float32)
+        for place, state in enumerate(states):
+            logits[place] = self._constants.logits(state)
         return logits
 
     def _pace(self, started: float, tokens: int) -> None:
@@ -117,7 +124,7 @@ class TracerModelRunner:
             self._sleep(left)
 
     def _run_row(self, row: ForwardRow) -> list[int]:
-        """Run one row; the state its logits are made of, or nothing when they are not wanted."""
+        """Run one row; what the logits of its positions are made of: of all when any are scored, else of the last."""
         end = row.start + len(row.tokens)
         size = self.layout.block_size
         if end > len(row.table) * size:
@@ -129,20 +136,19 @@ class TracerModelRunner:
             # K and V are in the pool already, but the query is the token that was given.
             found = tokens[row.start : end].tolist()
             given = sum(mix((a ^ b) * GOLDEN) for a, b in zip(row.tokens, found, strict=True))
-            return [(state + given) & MASK] if row.logits else []
+            return [(state + given) & MASK]
         before = self._constants.salt
         if row.start:
             before, _ = self._read(table, row.start)
-        state = self._write(table, row, before)
-        return [state] if row.logits else []
+        return self._write(table, row, before)
 
     def _grow_constants(self, positions: int) -> None:
         if positions > len(self._positions):
             self._positions = np.arange(2 * positions, dtype=np.uint64)
             self._position_terms = (self._positions + np.uint64(1)) * np.uint64(_B) + np.uint64(self._constants.salt)
 
-    def _write(self, table: NDArray[np.int64], row: ForwardRow, before: int) -> int:
-        """Store the row's positions behind state `before`, read them back, and return the state after them."""
+    def _write(self, table: NDArray[np.int64], row: ForwardRow, before: int) -> list[int]:
+        """Store the row's positions behind state `before`, read them back, and return the states after them."""
         size = self.layout.block_size
         positions = np.arange(row.start, row.start + len(row.tokens))
         tokens = np.array(row.tokens, np.int64).view(np.uint64)
@@ -156,7 +162,8 @@ class TracerModelRunner:
         words[:, :, :, 1, 1] = chain[:, None, None] ^ salts_HL
         blocks, offsets = table[positions // size], positions % size
         self._pool[blocks, :, :, :, offsets] = words
-        return (int(chain[-1]) + _damage(self._pool[blocks, :, :, :, offsets] ^ words)) & MASK
+        damage = _damage(self._pool[blocks, :, :, :, offsets] ^ words)
+        return [(int(state) + damage) & MASK for state in (chain if row.scored else chain[-1:])]
 
     def _read(self, table: NDArray[np.int64], end: int) -> tuple[int, Words]:
         """Read positions 0..end-1 back from the pool. Returns chain(end - 1) + damage, and the tokens found there."""
@@ -226,6 +233,16 @@ def reference_tokens(
             break
         chain = _link(chain, token, position, constants.salt)
     return tokens
+
+
+def reference_logits(prompt: list[int], spec: TracerModel) -> NDArray[np.float32]:
+    """The logits [positions, V] that a tracer has at each position of `prompt`, from the formulas alone."""
+    constants = _Constants.of(spec)
+    chain, rows = constants.salt, []
+    for position, token in enumerate(prompt):
+        chain = _link(chain, token, position, constants.salt)
+        rows.append(constants.logits(chain))
+    return np.array(rows, np.float32)
 
 
 def _link(chain: int, token: int, position: int, salt: int) -> int:

@@ -135,6 +135,15 @@ void split_heads(const HrModel &m, const HrStep &s, const Pool &pool, int64_t la
     }
 }
 
+// Last norm and vocabulary product of `count` tokens of a step; `rows` has room for that many.
+template <bool AMX>
+void head(const HrModel &m, const float *x, bf16 *rows, const int64_t *token, int64_t count, float *logits) {
+    Watch watch;
+    for (int64_t i = 0; i < count; i++) normalise(x + token[i] * m.hidden, m.norm, m.hidden, m.eps, rows, i);
+    if (count) apply<AMX, Then::STORE>(m.head, rows, count, logits, m.threads);
+    watch.done(HEAD);
+}
+
 template <bool AMX>
 int forward(const HrModel &m, const HrStep &s, Buffers &buffers) {
     const int64_t T = s.tokens, E = m.hidden, D = m.head_dim, padded = row_tiles(T) * TILE;
@@ -178,11 +187,11 @@ int forward(const HrModel &m, const HrStep &s, Buffers &buffers) {
         apply<AMX, Then::ADD>(w.down, (const bf16 *)wide, T, x, m.threads);
         watch.done(DOWN);
     }
-    for (int64_t i = 0; i < s.wanted; i++) normalise(x + s.last[i] * E, m.norm, E, m.eps, rows, i);
-    if (s.wanted) apply<AMX, Then::STORE>(m.head, rows, s.wanted, s.logits, m.threads);
-    watch.done(HEAD);
+    head<AMX>(m, x, rows, s.last, s.wanted, s.logits);
     return 0;
 }
+
+Buffers buffers;
 
 }  // namespace
 
@@ -220,7 +229,13 @@ void hr_pack_quantised(const int8_t *weight, int64_t outputs, int64_t inputs, in
 
 // Run a step. Returns 0, or 1 when there is no memory; then nothing has been written. One caller at a time.
 int hr_forward(const HrModel *model, const HrStep *step) {
-    static Buffers buffers;
     return model->amx ? forward<true>(*model, *step, buffers) : forward<false>(*model, *step, buffers);
+}
+
+// Logits [count, vocab] of tokens of the last step, no more of them than it had.
+void hr_logits(const HrModel *model, const int64_t *token, int64_t count, float *logits) {
+    const float *x = (const float *)buffers.stream.memory;
+    bf16 *rows = (bf16 *)buffers.rows.memory;
+    model->amx ? head<true>(*model, x, rows, token, count, logits) : head<false>(*model, x, rows, token, count, logits);
 }
 }

@@ -29,6 +29,7 @@ class Spelling:
     max_tokens: str = "max_tokens"
     logprobs: str = "logprobs"
     grammar: str = "response_format"
+    scored: str = "prompt_logprobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class Ask:
     """None is "not given". Values have their types and nothing more; bounds.py checks the rest.
 
     `show_stop`: the stop string that ends an answer is part of it; `show_special`: so are special tokens, by
-    name; `echo`: the prompt goes before the answer.
+    name; `echo`: the prompt goes before the answer, with its own log-probabilities where `logprobs` are asked for.
+    `prompt_logprobs`: those of the prompt are wanted by themselves, beside so many likely tokens.
     """
 
     model: str
@@ -64,6 +66,13 @@ class Ask:
     min_tokens: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def scored(self) -> int | None:
+        """How many likely tokens are wanted beside each token of the prompt; None: nothing is, of none."""
+        asked = [top for top in (self.prompt_logprobs, self.logprobs if self.echo else None) if top is not None]
+        return max(asked, default=None)
 
     @property
     def fresh(self) -> bool:

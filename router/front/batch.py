@@ -13,8 +13,10 @@ from typing import Protocol
 
 from cluster.core.errors import DeadlineExceeded, InvalidRequest
 from router.front.ask import Ask
+from router.front.bounds import check_scored
 from router.front.door import FrontDoor, Generation
 from router.front.metrics import Call
+from router.front.prompt_scores import PromptPart
 from router.front.text import Delta
 from router.front.usage import Usage
 from router.requests import Request, Trace
@@ -22,7 +24,10 @@ from router.tenants import Tenant
 
 
 class Answer(Protocol):
-    """What a request comes to: deltas until every sample has finished; then usage and trace."""
+    """What a request comes to: deltas until every sample has finished; then usage and trace.
+
+    Where log-probabilities of a prompt are asked for, its parts come before the first delta that answers it.
+    """
 
     @property
     def usage(self) -> Usage: ...
@@ -30,7 +35,7 @@ class Answer(Protocol):
     @property
     def trace(self) -> Trace: ...
 
-    def __aiter__(self) -> AsyncIterator[Delta]: ...
+    def __aiter__(self) -> AsyncIterator[Delta | PromptPart]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ async def prepare_all(front: FrontDoor, asks: Sequence[Ask], call: Call, public_
     parts = []
     for ask in asks:
         parts.append(Part(ask, await front.prepare(ask, call, public_id=public_id, tenant=tenant)))
+        check_scored(((part.ask, len(part.request.prompt)) for part in parts), front.settings)
         await asyncio.sleep(0)  # short texts are tokenised on the loop: others have their turn between two of them
     return parts
 
@@ -73,7 +79,7 @@ class _Batch:
         self._prepared_at = call.elapsed()
         self._waiting = deque(range(len(parts)))
         self._generations: list[Generation] = []
-        self._steps: dict[asyncio.Future[Delta | None], _Running] = {}
+        self._steps: dict[asyncio.Future[Delta | PromptPart | None], _Running] = {}
         self._deltas = self._read()
 
     @property
@@ -85,7 +91,7 @@ class _Batch:
     def trace(self) -> Trace:
         return _joined([generation.trace for generation in self._generations])
 
-    def __aiter__(self) -> AsyncIterator[Delta]:
+    def __aiter__(self) -> AsyncIterator[Delta | PromptPart]:
         return self._deltas
 
     async def stop(self) -> None:
@@ -95,7 +101,7 @@ class _Batch:
             step.cancel()
         await asyncio.gather(*self._steps, return_exceptions=True)
 
-    async def _read(self) -> AsyncGenerator[Delta, None]:
+    async def _read(self) -> AsyncGenerator[Delta | PromptPart, None]:
         while self._waiting or self._steps:
             while self._waiting and len(self._steps) < self._front.settings.prompts_at_once:
                 await self._start(self._waiting.popleft())

@@ -60,6 +60,7 @@ class InferenceBody(RulesBody):
     stop_token_ids: Annotated[list[int], FailFast(), BeforeValidator(null_is_empty)] = Field(default_factory=list)
     ignore_eos: bool | None = None
     priority: int | None = None
+    prompt_logprobs: int | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
@@ -84,6 +85,8 @@ class InferenceBody(RulesBody):
             raise named(error) from None
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
+        if body.prompt_logprobs is not None and body.stream:
+            raise InvalidRequest("prompt_logprobs is not told in a stream", param="prompt_logprobs")
         return body
 
     def _common(self, prompt: Prompt, spelling: Spelling, max_tokens: int | None, logprobs: int | None) -> Ask:
@@ -112,6 +115,7 @@ class InferenceBody(RulesBody):
             min_tokens=self.min_tokens,
             logit_bias=self.logit_bias,
             grammar=grammar,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 
@@ -166,13 +170,14 @@ class CompletionBody(InferenceBody):
         if self.best_of is not None and self.best_of != n:
             code = "unsupported_parameter" if self.best_of > n else "invalid_value"
             raise InvalidRequest("best_of other than n is not supported", param="best_of", code=code)
-        if self.echo and self.logprobs is not None:
-            message = "logprobs of an echoed prompt are not supported yet"
-            raise InvalidRequest(message, param="echo", code="unsupported_parameter")
         prompts = _completion_prompts(self.prompt)
         names = ["prompt"] if len(prompts) == 1 else [f"prompt[{at}]" for at in range(len(prompts))]
+        scored = "logprobs" if self.prompt_logprobs is None else "prompt_logprobs"
         return [
-            replace(self._common(prompt, Spelling(prompt=name), self.max_tokens, self.logprobs), echo=bool(self.echo))
+            replace(
+                self._common(prompt, Spelling(prompt=name, scored=scored), self.max_tokens, self.logprobs),
+                echo=bool(self.echo),
+            )
             for prompt, name in zip(prompts, names, strict=True)
         ]
 

@@ -5,6 +5,7 @@ naming the parameter as the client spelt it.
 """
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cluster.core.config import RouterSettings
@@ -40,6 +41,9 @@ def check_parameters(ask: Ask, settings: RouterSettings) -> None:
     spelt = {"max_tokens": ask.spelling.max_tokens, "logprobs": ask.spelling.logprobs}
     for name, allowed in ranges(settings).items():
         allowed.check(spelt.get(name, name), getattr(ask, name))
+    if ask.max_tokens == 0 and not ask.echo and ask.scored is None:
+        param = ask.spelling.max_tokens
+        raise InvalidRequest(f"{param} can be 0 only with echo or prompt_logprobs", param=param)
     if len(ask.stop) > settings.max_stop_strings:
         raise InvalidRequest(f"at most {settings.max_stop_strings} stop strings are allowed", param="stop")
     for stop in ask.stop:
@@ -94,6 +98,17 @@ def _check_prompt(ask: Ask) -> None:
         raise InvalidRequest(f"{param} must not be empty", param=param)
 
 
+def check_scored(asked: Iterable[tuple[Ask, int]], settings: RouterSettings) -> None:
+    """How many log-probabilities the answer would have of its prompts' tokens. `asked`: with each prompt's length."""
+    total, param = 0, "prompt_logprobs"
+    for ask, tokens in asked:
+        if ask.scored is not None:
+            total, param = total + tokens * (1 + ask.scored) * (ask.n or 1), ask.spelling.scored
+    if total > settings.max_prompt_logprobs:
+        message = f"the answer would have {total} log-probabilities of prompt tokens, the most are"
+        raise InvalidRequest(f"{message} {settings.max_prompt_logprobs}", param=param)
+
+
 def fit(ask: Ask, ids: list[int] | tuple[int, ...], limits: Limits) -> Fit:
     """Whether a prompt with n answers of max_tokens fits a decode worker's pool and the context of both pools.
 
@@ -102,10 +117,11 @@ def fit(ask: Ask, ids: list[int] | tuple[int, ...], limits: Limits) -> Fit:
     param = ask.spelling.prompt
     if not ids:
         raise InvalidRequest(f"{param} has no tokens", param=param)
-    room = limits.max_context - len(ids)
-    if room < 1:
+    room, least = limits.max_context - len(ids), 0 if ask.max_tokens == 0 else 1
+    if room < least:
+        words = "at least one more must fit" if least else "they must fit"
         raise InvalidRequest(
-            f"the prompt has {len(ids)} tokens and at least one more must fit a context of {limits.max_context}",
+            f"the prompt has {len(ids)} tokens and {words} a context of {limits.max_context}",
             param=param,
             code="context_length_exceeded",
         )
@@ -117,7 +133,7 @@ def fit(ask: Ask, ids: list[int] | tuple[int, ...], limits: Limits) -> Fit:
     shared = len(ids) // block
     private = (limits.pool_tokens // block - shared) // n
     room = min(room, (shared + private) * block - len(ids))
-    if room < 1:
+    if room < least:
         raise InvalidRequest(
             f"the prompt's {len(ids)} tokens and {n} answer(s) do not fit the {limits.pool_tokens} of a decode worker",
             param=param,
@@ -131,9 +147,10 @@ def fit(ask: Ask, ids: list[int] | tuple[int, ...], limits: Limits) -> Fit:
             param=param,
             code="context_length_exceeded",
         )
-    if (ask.min_tokens or 0) > (ask.max_tokens or room):
-        raise InvalidRequest(f"min_tokens can be at most {ask.max_tokens or room}", param="min_tokens")
-    return Fit(tuple(ids), ask.max_tokens or room)
+    most = room if ask.max_tokens is None else ask.max_tokens
+    if (ask.min_tokens or 0) > most:
+        raise InvalidRequest(f"min_tokens can be at most {most}", param="min_tokens")
+    return Fit(tuple(ids), most)
 
 
 def sampling(ask: Ask, limits: Limits) -> SamplingParams:

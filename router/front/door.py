@@ -17,12 +17,14 @@ from cluster.core.clock import Clock
 from cluster.core.config import RouterSettings
 from cluster.core.errors import DeadlineExceeded, RequestFailed, Unavailable
 from cluster.core.ids import new_request_id
+from cluster.scores import Scores
 from router.front import bounds
 from router.front.ask import Ask, Prompt, TextPrompt, TokenPrompt
 from router.front.auth import Gate
 from router.front.messages import ChatPrompt
 from router.front.metrics import Call, FrontMetrics, StatusCollector
 from router.front.model_text import ModelText
+from router.front.prompt_scores import EchoedLogprobs, PromptLogprobs, PromptPart, ShownPrompt
 from router.front.stops import StopStrings
 from router.front.text import Delta, SampleText, TextRules
 from router.front.tools.formats import fold_maker
@@ -40,16 +42,18 @@ _DRAINING = "this router is about to leave; another one takes the request"
 class Generation:
     """An admitted request's answer: iterate for the deltas of each step, until every sample has finished.
 
+    Before them come the parts of its prompt, where log-probabilities of these are wanted.
     Raises Unavailable, DeadlineExceeded or RequestFailed while iterating.
     """
 
     def __init__(self, running: Running, request: Request, rules: TextRules, call: Call, first: int = 0) -> None:
         """`first`: the index of its first sample, where several generations make one answer."""
         self._running = running
-        self._events: AsyncIterator[TokenEvent] = running.events()
+        self._events: AsyncIterator[TokenEvent | Scores] = running.events()
         self._samples = [SampleText(first + index, rules) for index in range(request.n)]
         self._first = first
         self._unfinished = request.n
+        self._opened = request.prompt_logprobs is None
         self._call = call
         self.request = request
         self.tokenizer = rules.tokenizer
@@ -70,13 +74,18 @@ class Generation:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Delta:
+    async def __anext__(self) -> Delta | PromptPart:
         """The next delta, perhaps without text (a first token that is half a character still opens the answer)."""
+        if not self._opened:
+            self._opened = True
+            return PromptPart(self._first, 0, self.request.prompt[:1], None)
         while self._unfinished:
             try:
                 event = await anext(self._events)
             except StopAsyncIteration:
                 raise RequestFailed("the answer broke off before its end") from None
+            if isinstance(event, Scores):
+                return PromptPart(self._first, event.start, self.request.prompt[event.start : event.end], event)
             delta = self._feed(event)
             if delta is not None:
                 return delta
@@ -165,6 +174,7 @@ class FrontDoor:
         limits = self.dispatcher.limits()
         ids = await self.tokenise(ask.prompt, limits.max_context, ask.spelling.prompt)
         fit = bounds.fit(ask, ids, limits)
+        bounds.check_scored([(ask, len(fit.prompt))], self.settings)
         if ask.grammar is not None:
             await self.text.grammars.check(ask.grammar, ask.spelling.grammar)
         left = self.settings.deadline_s - call.elapsed()
@@ -187,6 +197,7 @@ class FrontDoor:
             salt=tenant.salt,
             tenant=tenant.name,
             priority=ask.priority or 0,
+            prompt_logprobs=ask.scored,
         )
 
     @asynccontextmanager
@@ -232,7 +243,14 @@ class FrontDoor:
             min_tokens=request.sampling.min_tokens,
         )
 
-    def echo(self, ask: Ask) -> str:
+    def shown(self, ask: Ask) -> ShownPrompt:
+        """What goes before the answer to a prompt, or beside it: nothing, where nothing of that was asked for."""
+        text, tokenizer = self._echo(ask), self.text.tokenizer
+        echoed = EchoedLogprobs(text, tokenizer, ask.logprobs) if ask.echo and ask.logprobs is not None else None
+        listed = None if ask.prompt_logprobs is None else PromptLogprobs(tokenizer, ask.prompt_logprobs)
+        return ShownPrompt(text, echoed, listed)
+
+    def _echo(self, ask: Ask) -> str:
         """The prompt as it goes before the answer, where that was asked for."""
         match ask.prompt:
             case TextPrompt(text) if ask.echo:

@@ -37,6 +37,7 @@ from router.front.errors_http import retry_after_s
 from router.front.grammar_fields import choice_grammar
 from router.front.messages import ROLES, ChatPrompt, ChatTurn
 from router.front.metrics import Call
+from router.front.prompt_scores import PromptPart
 from router.front.text import Delta, TokenEntry
 from router.front.tokenizer import Tokenizer
 from router.front.traces import trace_headers
@@ -115,6 +116,9 @@ class InferenceService(InferenceServicer):
                 async with front.open(request, call, ask) as generation:
                     told.trace = generation.trace
                     async for delta in generation:
+                        if isinstance(delta, PromptPart):
+                            await context.write(_prompt_part(delta, ask.prompt_logprobs or 0, generation.tokenizer))
+                            continue
                         for event in _events(delta, generation.tokenizer):
                             await context.write(event)
                 # Only now, with the context left, are usage and trace complete.
@@ -150,6 +154,7 @@ def ask_of(message: pb.GenerateRequest, served_model: str) -> Ask:
         min_tokens=message.min_tokens if message.HasField("min_tokens") else None,
         logit_bias=tuple(message.logit_bias.items()),
         grammar=_grammar(message),
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         priority=message.priority if message.HasField("priority") else None,
     )
 
@@ -208,6 +213,21 @@ def _logprob(entry: TokenEntry, tokenizer: Tokenizer) -> pb.Logprob:
         for token_id, logprob in entry.logprob.top
     ]
     return pb.Logprob(token_id=entry.token_id, token=entry.bytes or b"", logprob=entry.logprob.logprob, top=top)
+
+
+def _prompt_part(part: PromptPart, top: int, tokenizer: Tokenizer) -> pb.GenerateResponse:
+    def token_bytes(token_id: int) -> bytes:
+        return tokenizer.token_bytes(token_id) or b""
+
+    tokens = [] if part.scores is not None else [pb.PromptToken(token_id=i, token=token_bytes(i)) for i in part.ids]
+    for token_id, own, ids, logprobs, rank in part.rows(top):
+        likely = [
+            pb.Alternative(token_id=other, token=token_bytes(other), logprob=logprob)
+            for other, logprob in zip(ids, logprobs, strict=True)
+        ]
+        token = token_bytes(token_id)
+        tokens.append(pb.PromptToken(token_id=token_id, token=token, logprob=own, rank=rank, top=likely))
+    return pb.GenerateResponse(prompt=pb.PromptPart(start=part.start, tokens=tokens))
 
 
 def _summary(generation: Generation, model: str) -> pb.GenerateResponse:

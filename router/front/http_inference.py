@@ -32,6 +32,7 @@ from router.front.errors_http import error_body, error_headers, error_object, st
 from router.front.http_body import WhileConnected, read_json
 from router.front.metrics import Call, ClientGone
 from router.front.openai_shapes import AnswerHead, ChatShape, CompletionShape, Json, WholeSample
+from router.front.prompt_scores import PromptPart
 from router.front.text import Delta
 from router.front.traces import trace_headers
 from router.front.usage import Usage
@@ -45,6 +46,8 @@ _PUBLIC_ID = re.compile(rb"[!-~]{1,128}")
 
 class Shape(Protocol):
     """How an endpoint writes answers (openai_shapes.py)."""
+
+    def prompt(self, part: PromptPart) -> None: ...
 
     def chunks(self, delta: Delta) -> list[Json]: ...
 
@@ -114,7 +117,7 @@ class InferenceEndpoint:
             if body.stream:
                 await _stream(answer, shape, reply)
             else:
-                samples = await _gather(answer, sum(part.request.n for part in parts))
+                samples = await _gather(answer, shape, sum(part.request.n for part in parts))
         # Only now, with the context left, are usage and trace complete.
         if body.stream:
             ending = sse.event(shape.usage_chunk(answer.usage)) if body.include_usage else b""
@@ -138,9 +141,9 @@ class InferenceEndpoint:
             include_usage=body.include_usage,
         )
         if chat:
-            return ChatShape(head)
-        echoes = [text for part in parts for text in [front.echo(part.ask)] * part.request.n]
-        return CompletionShape(head, echoes)
+            return ChatShape(head, front.shown(first.ask))
+        prompts = [prompt for part in parts for prompt in [front.shown(part.ask)] * part.request.n]
+        return CompletionShape(head, prompts)
 
 
 def inference_routes(front: FrontDoor) -> dict[str, InferenceEndpoint]:
@@ -170,16 +173,22 @@ async def telling(reply: Reply, public_id: str) -> AsyncIterator[None]:
 
 async def _stream(answer: Answer, shape: Shape, reply: Reply) -> None:
     async for delta in answer:
+        if isinstance(delta, PromptPart):
+            shape.prompt(delta)
+            continue
         if not reply.started:
             await reply.start(200, {**sse.HEADERS, **trace_headers(answer.trace)})
         if events := b"".join(sse.event(chunk) for chunk in shape.chunks(delta)):
             await reply.write(events, more=True)
 
 
-async def _gather(answer: Answer, choices: int) -> list[WholeSample]:
+async def _gather(answer: Answer, shape: Shape, choices: int) -> list[WholeSample]:
     samples = [WholeSample() for _ in range(choices)]
     async for delta in answer:
-        samples[delta.index].add(delta)
+        if isinstance(delta, PromptPart):
+            shape.prompt(delta)
+        else:
+            samples[delta.index].add(delta)
     return samples
 
 

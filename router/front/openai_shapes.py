@@ -8,14 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cluster.core.ids import new_request_id
+from router.front.prompt_scores import PromptPart, ShownPrompt, finite
 from router.front.text import Delta, FinishReason, TokenEntry
 from router.front.tokenizer import Tokenizer
 from router.front.tools.types import CallDelta
 from router.front.usage import Usage
 
 Json = dict[str, object]
-
-_LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +78,14 @@ class ChatShape(_Shape):
     object_whole = "chat.completion"
     object_chunk = "chat.completion.chunk"
 
-    def __init__(self, head: AnswerHead) -> None:
+    def __init__(self, head: AnswerHead, prompt: ShownPrompt) -> None:
         super().__init__(head)
+        self._prompt = prompt
         self._opened: set[int] = set()
+
+    def prompt(self, part: PromptPart) -> None:
+        """The next tokens of the prompt."""
+        self._prompt.add(part)
 
     def chunks(self, delta: Delta) -> list[Json]:
         """The chunks of one delta; none when it shows nothing."""
@@ -110,7 +114,9 @@ class ChatShape(_Shape):
             }
             for index, sample in enumerate(samples)
         ]
-        return {**self._frame(self.object_whole), "choices": choices, "usage": usage_json(usage)}
+        whole = {**self._frame(self.object_whole), "choices": choices, "usage": usage_json(usage)}
+        listed = self._prompt.listed
+        return whole if listed is None else {**whole, "prompt_logprobs": listed.json()}
 
     def _choice(self, index: int, delta: Json, entries: Sequence[TokenEntry], finish: FinishReason | None) -> Json:
         shown = self._head.top is not None and any(entry.shown for entry in entries)
@@ -131,49 +137,62 @@ class ChatShape(_Shape):
         return {
             "token": self._head.tokenizer.label(token_id),
             "bytes": None if token is None else list(token),
-            "logprob": _finite(logprob),
+            "logprob": finite(logprob),
         }
 
 
 class CompletionShape(_Shape):
-    """text_completion, whole and in chunks. `echoes`: per choice, the text that goes before the answer."""
+    """text_completion, whole and in chunks. `prompts`: per choice, what is told of its prompt before the answer."""
 
     object_whole = "text_completion"
     object_chunk = "text_completion"
 
-    def __init__(self, head: AnswerHead, echoes: Sequence[str]) -> None:
+    def __init__(self, head: AnswerHead, prompts: Sequence[ShownPrompt]) -> None:
         super().__init__(head)
-        self._echoes = echoes
-        self._unopened = {index for index, text in enumerate(echoes) if text}
+        self._prompts = prompts
+        self._unopened = {at for at, prompt in enumerate(prompts) if prompt.text or prompt.echoed is not None}
+
+    def prompt(self, part: PromptPart) -> None:
+        """The next tokens of a prompt."""
+        self._prompts[part.index].add(part)
 
     def chunks(self, delta: Delta) -> list[Json]:
         """The chunks of one delta; none when it shows nothing."""
-        text = delta.text
-        if delta.index in self._unopened:
+        text, opens = delta.text, delta.index in self._unopened
+        if opens:
             self._unopened.remove(delta.index)
-            text = self._echoes[delta.index] + text
-        if not text and not delta.finish:
+            text = self._prompts[delta.index].text + text
+        if not text and not delta.finish and not opens:
             return []
-        return [self._chunk(self._choice(delta.index, text, delta.entries, delta.finish))]
+        return [self._chunk(self._choice(delta.index, text, delta.entries, delta.finish, opens=opens))]
 
     def whole(self, samples: Sequence[WholeSample], usage: Usage) -> Json:
-        choices = [
-            self._choice(index, self._echoes[index] + sample.text, sample.entries, sample.finish)
-            for index, sample in enumerate(samples)
-        ]
+        choices = []
+        for index, sample in enumerate(samples):
+            prompt = self._prompts[index]
+            choice = self._choice(index, prompt.text + sample.text, sample.entries, sample.finish, opens=True)
+            if prompt.listed is not None:
+                choice["prompt_logprobs"] = prompt.listed.json()
+            choices.append(choice)
         return {**self._frame(self.object_whole), "choices": choices, "usage": usage_json(usage)}
 
-    def _choice(self, index: int, text: str, entries: Sequence[TokenEntry], finish: FinishReason | None) -> Json:
-        logprobs = None if self._head.top is None else self._logprobs(entries, len(self._echoes[index]))
+    def _choice(
+        self, index: int, text: str, entries: Sequence[TokenEntry], finish: FinishReason | None, *, opens: bool
+    ) -> Json:
+        prompt = self._prompts[index]
+        logprobs: Json | None = None
+        if self._head.top is not None:
+            answer = self._logprobs(entries, len(prompt.text))
+            logprobs = {**answer} if prompt.echoed is None or not opens else prompt.echoed.json(answer)
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
-    def _logprobs(self, entries: Sequence[TokenEntry], before: int) -> Json:
+    def _logprobs(self, entries: Sequence[TokenEntry], before: int) -> dict[str, list[object]]:
         """`before`: characters of the choice's text before the answer."""
         shown = [entry for entry in entries if entry.shown]
         label = self._head.tokenizer.label
         return {
             "tokens": [label(entry.token_id) for entry in shown],
-            "token_logprobs": [_finite(entry.logprob.logprob) for entry in shown],
+            "token_logprobs": [finite(entry.logprob.logprob) for entry in shown],
             "top_logprobs": [self._top(entry) for entry in shown],
             "text_offset": [before + entry.offset for entry in shown],
         }
@@ -181,8 +200,8 @@ class CompletionShape(_Shape):
     def _top(self, entry: TokenEntry) -> dict[str, float]:
         """The most likely tokens and, always, the drawn one."""
         label = self._head.tokenizer.label
-        top = {label(token_id): _finite(logprob) for token_id, logprob in entry.logprob.top[: self._head.top]}
-        top.setdefault(label(entry.token_id), _finite(entry.logprob.logprob))
+        top = {label(token_id): finite(logprob) for token_id, logprob in entry.logprob.top[: self._head.top]}
+        top.setdefault(label(entry.token_id), finite(entry.logprob.logprob))
         return top
 
 
@@ -232,7 +251,3 @@ def model_json(model: str, created: int, max_context: int | None) -> Json:
     """`max_model_len` is vLLM's name for the context, which its clients read; left out while it is not known."""
     shape: Json = {"id": model, "object": "model", "created": created, "owned_by": "headrace"}
     return shape if max_context is None else {**shape, "max_model_len": max_context}
-
-
-def _finite(logprob: float) -> float:
-    return logprob if logprob >= _LOWEST_LOGPROB else _LOWEST_LOGPROB

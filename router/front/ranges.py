@@ -40,8 +40,9 @@ def ranges(settings: RouterSettings) -> dict[str, Range]:
         "top_p": Range(0, 1, above=True),
         "top_k": Range(-1, INT32_MAX),
         "n": Range(1, settings.max_n),
-        "max_tokens": Range(1, INT32_MAX),
+        "max_tokens": Range(0, INT32_MAX),  # 0 where the prompt is answered with: bounds.py
         "logprobs": Range(0, settings.max_logprobs),
+        "prompt_logprobs": Range(0, settings.max_logprobs),
         "seed": Range(-(1 << 63), SEED_MASK),
         "presence_penalty": Range(-2, 2),
         "frequency_penalty": Range(-2, 2),

@@ -35,7 +35,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "guided_whitespace_pattern": (),
     "length_penalty": (1,),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }

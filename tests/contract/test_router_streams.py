@@ -24,7 +24,7 @@ from cluster.stubs import session_pb2_grpc, watch_pb2, watch_pb2_grpc
 from cluster.stubs.common_pb2 import Layout, WorkerIdentity
 from cluster.stubs.watch_pb2 import Snapshot, Status, WatchEvent, WatchHello, WatchRequest
 from router.dispatcher import DispatcherCore
-from router.requests import Request
+from router.requests import Request, Running, TokenEvent
 from router.runtime import MAX_HELD_IDS, RouterRuntime
 
 SECRET = "0123456789abcdef"
@@ -171,15 +171,22 @@ def ask(name: str = "r1", max_tokens: int = 5) -> Request:
     return Request(name, "mine", (1, 2, 3), max_tokens, deadline_s=PATIENCE_S)
 
 
+async def tokens_of(running: Running) -> AsyncIterator[TokenEvent]:
+    """Its events: nobody here asks for log-probabilities of a prompt."""
+    async for event in running.events():
+        assert isinstance(event, TokenEvent)
+        yield event
+
+
 async def collect(runtime: RouterRuntime, request: Request) -> list[int]:
     async with asyncio.timeout(PATIENCE_S), runtime.run(request) as running:
-        return [token async for event in running.events() for token in event.ids]
+        return [token async for event in tokens_of(running) for token in event.ids]
 
 
 async def test_a_request_goes_to_the_worker_and_its_tokens_come_back() -> None:
     async with small_worker() as worker, router(worker.address) as runtime:
         async with asyncio.timeout(PATIENCE_S), runtime.run(ask()) as running:
-            events = [event async for event in running.events()]
+            events = [event async for event in tokens_of(running)]
         assert [token for event in events for token in event.ids] == [100, 101, 102, 103, 104]
         assert events[-1].end == "length"
         assert (running.trace.decode_worker, running.trace.prefill_worker, running.trace.attempts) == ("d0", "local", 1)
@@ -192,20 +199,20 @@ async def test_a_request_goes_to_the_worker_and_its_tokens_come_back() -> None:
 async def test_leaving_the_context_cancels_on_the_worker() -> None:
     async with small_worker(hold=1) as worker, router(worker.address) as runtime:
         async with asyncio.timeout(PATIENCE_S), runtime.run(ask()) as running:
-            assert (await anext(running.events())).ids == (100,)
+            assert (await anext(tokens_of(running))).ids == (100,)
             running.stop(0)
             with pytest.raises(IndexError):
                 running.stop(1)
         await worker.heard.first(lambda m: m.stop_seq.attempt == "r1.1")
         async with asyncio.timeout(PATIENCE_S), runtime.run(ask("r2")) as running:
-            assert (await anext(running.events())).ids == (100,)
+            assert (await anext(tokens_of(running))).ids == (100,)
         await worker.heard.first(lambda m: m.cancel.attempt == "r2.1")
 
 
 async def test_a_restarted_worker_is_a_new_peer_and_the_stream_goes_on() -> None:
     async with small_worker(hold=1) as old, router(old.address) as runtime, runtime.run(ask()) as running:
         async with asyncio.timeout(PATIENCE_S):
-            events = running.events()
+            events = tokens_of(running)
             assert (await anext(events)).ids == (100,)
             await old.stop()
             async with small_worker(port=int(old.address.rsplit(":", 1)[1])) as new:
@@ -218,7 +225,7 @@ async def test_a_restarted_worker_is_a_new_peer_and_the_stream_goes_on() -> None
 async def test_a_gap_in_the_watch_opens_it_again_and_disturbs_no_stream() -> None:
     async with small_worker(hold=1) as worker, router(worker.address) as runtime, runtime.run(ask()) as running:
         async with asyncio.timeout(PATIENCE_S):
-            assert (await anext(running.events())).ids == (100,)
+            assert (await anext(tokens_of(running))).ids == (100,)
             worker.watches[0].put_nowait(WatchEvent(sequence=9, status=Status(ready=True)))
             await worker.opened_again.wait()
             assert await collect(runtime, ask("r2", max_tokens=1)) == [100]
@@ -254,7 +261,7 @@ async def test_a_client_that_never_reads_is_ended() -> None:
         async with asyncio.timeout(PATIENCE_S):
             await worker.heard.first(lambda m: m.cancel.attempt == "slow.1")
             with pytest.raises(RequestFailed):
-                _ = [event async for event in running.events()]
+                _ = [event async for event in tokens_of(running)]
 
 
 async def test_an_error_of_our_own_ends_the_router_and_tells_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +275,7 @@ async def test_an_error_of_our_own_ends_the_router_and_tells_its_clients(monkeyp
     async with small_worker(hold=1) as worker, asyncio.timeout(PATIENCE_S):
         runtime.set_members([worker.address])
         async with runtime.run(ask()) as running:
-            events = running.events()
+            events = tokens_of(running)
             assert (await anext(events)).ids == (100,)
             monkeypatch.setattr(core, "on_session", broken)
             await worker.stop()
@@ -286,7 +293,7 @@ async def test_shutting_down_ends_requests_honestly() -> None:
     async with small_worker(hold=1) as worker, asyncio.timeout(PATIENCE_S):
         runtime.set_members([worker.address])
         async with runtime.run(ask()) as running:
-            events = running.events()
+            events = tokens_of(running)
             assert (await anext(events)).ids == (100,)
             serving.cancel()
             with pytest.raises(RequestFailed):

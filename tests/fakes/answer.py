@@ -28,6 +28,11 @@ class Answer:
         ended = state.finished or index in self.ends
         return -1 if ended else len(state.emitted) + len(self.tokens[index])
 
+    def next_scored(self) -> int:
+        """The next position of the prompt whose log-probability is wanted, as in a ResumeAttempt."""
+        heard = [e.scored for e in self.events if e.WhichOneof("message") == "scored"]
+        return heard[-1].start + len(heard[-1].ranks) // 4 if heard else 1
+
     lost: str = ""  # why the attempt ended without its ends
 
     @property

@@ -1,7 +1,8 @@
 """A dispatcher that plays scripts: the front door's other side in its tests.
 
-A script is a list of steps for one request: a TokenEvent is delivered, an exception is raised, an asyncio.Event is
-waited for. The fake keeps books a real dispatcher would keep, so tests can see that everything was let go.
+A script is a list of steps for one request: a TokenEvent and Scores are delivered, an exception is raised, an
+asyncio.Event is waited for. The fake keeps books a real dispatcher would keep, so tests can see that everything was let
+go.
 """
 
 import asyncio
@@ -10,10 +11,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from cluster.core.errors import Overloaded, Unavailable
+from cluster.scores import Scores
 from router.records import RequestRecord
 from router.requests import EndReason, Limits, Request, Running, TokenEvent, TokenLogprob, Trace
 
-Step = TokenEvent | Exception | asyncio.Event
+Step = TokenEvent | Scores | Exception | asyncio.Event
 Script = Callable[[Request], Sequence[Step]]
 
 DEFAULT_LIMITS = Limits(max_context=512, pool_tokens=1024, block_size=16, vocab_size=1024, eos_ids=(1023,))
@@ -45,10 +47,10 @@ class FakeRunning:
     trace: Trace
     stopped: list[int] = field(default_factory=list)
 
-    async def events(self) -> AsyncIterator[TokenEvent]:
+    async def events(self) -> AsyncIterator[TokenEvent | Scores]:
         for step in self.script:
             match step:
-                case TokenEvent():
+                case TokenEvent() | Scores():
                     yield step
                 case asyncio.Event():
                     await step.wait()

@@ -193,7 +193,11 @@ class World:
         self._session += 1
         session = self.sessions[name] = f"router again {self._session}"
         attempts = [
-            ResumeAttempt(attempt=attempt, next_offsets=[answer.offset(i) for i in range(len(answer.histories))])
+            ResumeAttempt(
+                attempt=attempt,
+                next_offsets=[answer.offset(i) for i in range(len(answer.histories))],
+                next_scored=answer.next_scored(),
+            )
             for attempt, answer in self.answers.items()
             if answer.decode == name and not answer.over and attempt not in without
         ]

@@ -54,6 +54,7 @@ _RARELY: Mapping[str, st.SearchStrategy[object]] = {
     "stream": _FLAG,
     "stream_options": st.fixed_dictionaries({}, optional={"include_usage": _FLAG, "include_obfuscation": _FLAG}),
     "echo": _FLAG,
+    "prompt_logprobs": st.integers(-1, 22),
     "tools": st.lists(_TOOL, max_size=3),
     "tool_choice": st.sampled_from(["none", "auto", "required", {"type": "function", "function": {"name": "f"}}]),
     "response_format": st.sampled_from([{"type": "text"}, {"type": "json_object"}, {"type": "json_schema"}]),

@@ -67,6 +67,7 @@ SHARED: dict[str, list[object]] = {
     "top_p": [0, -0.5, 1.1, 1e308, "all"],
     "top_k": [-2, 2**31, 2**63, 0.5, "1"],
     "seed": [2**64, -(2**63) - 1, 1.5, "1", True],
+    "prompt_logprobs": [-1, 21, 2**63, 1.5, "1", True],
     "include_stop_str_in_output": [1, "yes"],
     "skip_special_tokens": [0, "no"],
     "stop": [[""], "", "x" * 2000, ["x"] * 10_000, 5, [1], {"a": 1}, [["x"]]],

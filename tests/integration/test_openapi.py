@@ -25,7 +25,8 @@ SCHEMA = schemathesis.openapi.from_asgi(
 # Replaced by `what_is_allowed_is_served`.
 COARSE = cast("list[CheckFunction]", [CHECKS.get_one("positive_data_acceptance")])
 TOGETHER = re.compile(
-    "contradict each other|is only allowed when|best_of other than n|echoed prompt are not|are needed|is needed"
+    "contradict each other|is only allowed when|best_of other than n|are needed|is needed"
+    "|can be 0 only|is not told in a stream"
     "|tool_choice (demands|names|other than)|only an assistant|content must not be null|must not hold|can be at most"
     "|contradicts|only one of"
     "|input should be a valid integer|token ids must be integers"  # to JSON Schema 60.0 is one; to OpenAI it is not

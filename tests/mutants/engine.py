@@ -7,8 +7,23 @@ SCHEDULER = "tests/unit/engine/test_scheduler.py"
 SAMPLER = "tests/unit/engine_process/test_sampler.py"
 RULES = "tests/unit/workers/test_rules_on_every_path.py"
 MATRIX = "tests/unit/workers/test_tracer_matrix.py"
+SCORER = "tests/unit/engine_process/test_scorer.py"
 
 MUTANTS = (
+    Mutant(
+        "use a cached prefix for a prompt whose log-probabilities are wanted",
+        "engine/scoring.py",
+        "most = min(most, scoring.next - 1)",
+        "most = min(most, scoring.end - 1)",
+        f"{SCORER}::test_what_is_told_already_lets_a_prefix_be_used",
+    ),
+    Mutant(
+        "rank a prompt's token before all that are as likely",
+        "engine/sampler.py",
+        "before = np.count_nonzero(logits_V > own) + np.count_nonzero(logits_V[:token] == own)",
+        "before = np.count_nonzero(logits_V > own)",
+        f"{SCORER}::test_against_a_plain_sort",
+    ),
     Mutant(
         "free a block before the plan came back",
         "engine/blocks.py",

@@ -12,6 +12,14 @@ BATCH = "tests/integration/test_http_batch.py"
 
 MUTANTS = (
     Mutant(
+        "count a cached prefix for a prompt whose log-probabilities are wanted",
+        "router/follow.py",
+        "usable = len(self.request.prompt) + len(history) if self.scored else self.next_scored",
+        "usable = len(self.request.prompt) + len(history)",
+        "tests/unit/router_core/test_router_follow.py"
+        "::test_the_next_attempt_asks_for_the_rest_alone_and_keeps_the_weights",
+    ),
+    Mutant(
         "deliver what contradicts delivered tokens",
         "router/follow.py",
         "if list(run.ids[:known]) != sample.emitted[run.offset : run.offset + len(run.ids)]:",
@@ -42,7 +50,7 @@ MUTANTS = (
     Mutant(
         "go on with other weights",
         "router/follow.py",
-        "fingerprint=self.tries.fingerprint if self.emitted_any else None,",
+        "fingerprint=self.tries.fingerprint if self.begun else None,",
         "fingerprint=None,",
         f"{FAILURES}::test_other_weights_never_continue_a_stream",
     ),

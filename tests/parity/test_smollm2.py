@@ -22,7 +22,7 @@ from cluster.rpc import channel
 from cluster.stubs import inference_pb2 as pb
 from cluster.stubs.inference_pb2_grpc import InferenceStub
 from engine.messages import SampleSpec
-from tests.checkpoints import reference_model
+from tests.checkpoints import reference_logits, reference_model
 from tests.integration.stack import Stack, stack
 from tests.parity.judge import GREEDY, Ledger
 from tests.parity.prompts import LONG_TOKENS, PROMPTS, QUICK, Prompt
@@ -35,6 +35,9 @@ TOGETHER = 4  # requests in flight
 PATIENCE_S = 300.0  # of one request, beside whatever else this machine does
 SPLITS = "least_loaded"  # never leaves a prompt to decode because that would be quicker
 BLOCK = 16
+SCORED = 3  # of the prompts every so many-th is asked for its own log-probabilities as well
+LIKELY = 2  # tokens named beside each of a prompt's own
+LOGPROB_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,15 @@ class Case:
 class Answer:
     tokens: list[int]
     summary: pb.Summary
+    prompt: list[pb.PromptToken]
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Every case twice; and again some of them, with the log-probabilities of their prompts' tokens."""
+
+    answers: list[list[Answer]]
+    scored: list[Answer]
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +106,7 @@ def _config(folder: Path, dtype: str, *, split: bool) -> ClusterConfig:
     )
 
 
-async def _ask(stub: "InferenceAsyncStub", case: Case, max_tokens: int) -> Answer:
+async def _ask(stub: "InferenceAsyncStub", case: Case, max_tokens: int, likely: int | None) -> Answer:
     spec, prompt = case.spec, case.prompt
     request = pb.GenerateRequest(
         max_tokens=max_tokens, temperature=spec.temperature, top_p=spec.top_p, top_k=spec.top_k, seed=spec.seed
@@ -103,18 +115,23 @@ async def _ask(stub: "InferenceAsyncStub", case: Case, max_tokens: int) -> Answe
         request.chat.messages.extend(pb.ChatMessage(**message) for message in prompt.messages)
     else:
         request.prompt = prompt.text
+    if likely is not None:
+        request.prompt_logprobs = likely
     tokens: list[int] = []
+    prompt_tokens: list[pb.PromptToken] = []
     summary = pb.Summary()
     async for event in stub.Generate(request, timeout=PATIENCE_S):
         tokens += event.delta.token_ids
+        prompt_tokens += event.prompt.tokens
         if event.HasField("summary"):
             summary = event.summary
     assert summary.prompt_tokens == len(case.ids)
-    assert summary.completion_tokens == len(tokens) > 0
-    return Answer(tokens, summary)
+    assert summary.completion_tokens == len(tokens) <= max_tokens
+    assert tokens or not max_tokens
+    return Answer(tokens, summary, prompt_tokens)
 
 
-async def _ask_all(running: Stack, cases: Sequence[Case], max_tokens: int) -> list[Answer]:
+async def _ask_all(running: Stack, cases: Sequence[Case], max_tokens: int, likely: int | None = None) -> list[Answer]:
     """Every case once, TOGETHER at a time; nothing is in use afterwards."""
     answers: dict[int, Answer] = {}
     waiting = iter(range(len(cases)))
@@ -123,7 +140,7 @@ async def _ask_all(running: Stack, cases: Sequence[Case], max_tokens: int) -> li
 
         async def work() -> None:
             for number in waiting:
-                answers[number] = await _ask(stub, cases[number], max_tokens)
+                answers[number] = await _ask(stub, cases[number], max_tokens, likely)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(TOGETHER):
@@ -132,14 +149,32 @@ async def _ask_all(running: Stack, cases: Sequence[Case], max_tokens: int) -> li
     return [answers[number] for number in range(len(cases))]
 
 
-def _run(config: ClusterConfig, folder: Path, cases: Sequence[Case], max_tokens: int) -> list[list[Answer]]:
+def _run(config: ClusterConfig, folder: Path, cases: Sequence[Case], max_tokens: int) -> Rounds:
     """Two rounds through one cluster: the second finds every prompt's full blocks in the decode worker's cache."""
     with stack(config, folder) as running:
         rounds = [asyncio.run(_ask_all(running, cases, max_tokens)) for _ in range(2)]
+        scored = asyncio.run(_ask_all(running, cases[::SCORED], 0, LIKELY))
         counters = asyncio.run(running.counters())
         assert not counters.get("prefix_hit_corrupt"), counters
         assert not counters.get("digest_mismatch"), counters
-        return rounds
+        return Rounds(rounds, scored)
+
+
+def _check_scored(case: Case, answer: Answer, reference: PreTrainedModel, *, split: bool) -> None:
+    """Every token of the prompt, without any help of the cache, as transformers has it."""
+    assert [token.token_id for token in answer.prompt] == case.ids
+    assert answer.summary.cached_tokens == 0
+    assert answer.summary.prefill_worker == ("prefill-0" if split else "local")
+    expected = torch.log_softmax(reference_logits(reference, case.ids).float(), dim=-1)
+    assert not answer.prompt[0].HasField("logprob")
+    for at, token in enumerate(answer.prompt[1:]):
+        assert abs(token.logprob - float(expected[at, token.token_id])) < LOGPROB_TOLERANCE
+        likeliest = expected[at].topk(LIKELY).values.tolist()
+        assert [one.logprob for one in token.top] == pytest.approx(likeliest, abs=LOGPROB_TOLERANCE)
+        assert all(abs(one.logprob - float(expected[at, one.token_id])) < LOGPROB_TOLERANCE for one in token.top)
+        likelier = expected[at] > expected[at, token.token_id] + LOGPROB_TOLERANCE
+        as_likely = (expected[at] - expected[at, token.token_id]).abs() <= LOGPROB_TOLERANCE
+        assert likelier.sum() < token.rank <= likelier.sum() + as_likely.sum()
 
 
 def _check_paths(cases: Sequence[Case], rounds: Sequence[Sequence[Answer]], *, split: bool) -> None:
@@ -164,8 +199,10 @@ def _check(
     for split in (True, False):
         way = "split" if split else "local"
         rounds = _run(_config(folder, "float32", split=split), scratch / way, cases, max_tokens)
-        _check_paths(cases, rounds, split=split)
-        for number, answers in enumerate(rounds):
+        _check_paths(cases, rounds.answers, split=split)
+        for case, answer in zip(cases[::SCORED], rounds.scored, strict=True):
+            _check_scored(case, answer, reference, split=split)
+        for number, answers in enumerate(rounds.answers):
             for case, answer in zip(cases, answers, strict=True):
                 path = f"{way}, {'prefix hit' if number else 'first'}, {case.prompt.text[:20]!r}"
                 ledger.add(case.ids, case.spec, answer.tokens, path)
@@ -197,11 +234,11 @@ def test_bfloat16_is_reported(folder: Path, reference: PreTrainedModel, tmp_path
     """No claim of parity in 16 bits: every request must end well, and how close it comes is printed."""
     cases, agreed, total = _cases(folder, PROMPTS), 0, 0
     ledger = Ledger(reference, batch_positions=512)
-    outputs = []
+    outputs: list[list[Answer]] = []
     for split in (True, False):
         rounds = _run(_config(folder, "bfloat16", split=split), tmp_path / f"{split}", cases, max_tokens=24)
-        _check_paths(cases, rounds, split=split)
-        outputs += rounds
+        _check_paths(cases, rounds.answers, split=split)
+        outputs += rounds.answers
     for case, *answers in zip(cases, *outputs, strict=True):
         for answer in answers:
             ledger.add(case.ids, case.spec, answer.tokens, "bfloat16")

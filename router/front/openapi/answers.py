@@ -90,6 +90,17 @@ class ChatChoice(TypedDict):
 
 
 @with_config(_EXACT)
+class PromptLogprob(TypedDict):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""Of each token of the prompt, by token id; null for the first, which nothing comes before."""
+
+
+@with_config(_EXACT)
 class ChatCompletion(TypedDict):
     id: str
     object: Literal["chat.completion"]
@@ -97,13 +108,14 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: UsageAnswer
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 @with_config(_EXACT)
 class CompletionLogprobs(TypedDict):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -113,6 +125,7 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Finish
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 @with_config(_EXACT)

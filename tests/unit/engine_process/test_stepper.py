@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from cluster.core.clock import ManualClock
 from cluster.core.errors import IntegrityError
 from engine.messages import DrawRules, Fill, Grammar, Row, SampleSpec, Start, Step
-from engine.model.base import ForwardRow
+from engine.model.base import ForwardRow, OnLogits, ignore_logits
 from engine.model.tracer import GREEDY, TracerModelRunner, reference_tokens
 from engine.pool import HostMemory
 from engine.stepper import Stepper
@@ -25,11 +25,11 @@ class Fragile(TracerModelRunner):
         self._error = error
         self.batches: list[int] = []
 
-    def run(self, rows: list[ForwardRow]) -> NDArray[np.float32]:
+    def run(self, rows: list[ForwardRow], on_logits: OnLogits = ignore_logits) -> NDArray[np.float32]:
         self.batches.append(len(rows))
         if any(FORBIDDEN in row.tokens for row in rows):
             raise self._error
-        logits = super().run(rows)
+        logits = super().run(rows, on_logits)
         logits[[NAN in row.tokens for row in rows if row.logits]] = np.nan
         return logits
 

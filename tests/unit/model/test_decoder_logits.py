@@ -1,5 +1,6 @@
 """The decoder against transformers, in float32, over a pool whose free positions are NaN."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cluster.core.errors import ModelError
-from engine.model.base import ForwardRow
+from engine.model.base import SCORED_AT_ONCE, ForwardRow
 from tests.checkpoints import ARCHITECTURES
 from tests.unit.model.conftest import Checkpoint, Reference
 from tests.unit.model.harness import PagedRun, Sequence, load, random_tokens
@@ -69,6 +70,28 @@ def test_chunks_of_any_size_give_the_same_logits(
     assert len(found) == -(-len(TOKENS) // chunk)
     for position, logits in found:
         close(logits, expected[position])
+
+
+@pytest.mark.parametrize("chunk", [7, 75])
+def test_every_position_can_be_told_whatever_the_chunks(chunk: int, llama: Path, reference: Reference) -> None:
+    """Beside rows that tell nothing, or a part: the pieces come in order of rows, and never more than there may be."""
+    run, told = PagedRun(load(llama)), list[NDArray[np.float32]]()
+    sequence, others = Sequence(TOKENS), [Sequence(random_tokens(75, seed=n)) for n in (8, 9)]
+    every, part = [], []
+    while sequence.done < len(TOKENS):
+        first = sequence.done
+        rows = [run.row(s, min(chunk, len(TOKENS) - s.done), logits=False) for s in (others[0], sequence, others[1])]
+        told.clear()
+        rows[1] = replace(rows[1], scored=range(len(rows[1].tokens)))
+        rows[2] = replace(rows[2], scored=range(3, len(rows[2].tokens)))
+        assert run.model.run(rows, told.append).shape == (0, run.model.vocab_size)
+        assert max(map(len, told)) <= SCORED_AT_ONCE
+        logits, own = np.concatenate(told), len(rows[1].tokens)
+        every.append(logits[:own])
+        part.append((first + 3, logits[own:]))
+    close(np.concatenate(every), reference(llama, TOKENS))
+    for start, logits in part:
+        close(logits, reference(llama, others[1].tokens)[start : start + len(logits)])
 
 
 def test_rows_of_many_shapes_in_one_step(llama: Path, reference: Reference) -> None:

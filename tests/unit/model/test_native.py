@@ -4,12 +4,14 @@ Skipped where this CPU cannot run it; that it was built where there is a compile
 """
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from cluster.core.errors import ModelError
 from engine.messages import FolderModel
@@ -156,6 +158,24 @@ def test_company_and_chunks_change_no_bit(
             np.testing.assert_array_equal(run.pool[one], run.pool[other])
 
     property_holds()
+
+
+@runs
+@pytest.mark.parametrize("amx", KINDS)
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_what_is_told_of_a_position_is_what_a_draw_would_see(
+    quantization: Quantization, amx: bool, checkpoint: Checkpoint
+) -> None:
+    """To the bit: all positions of a chunk are told as the last one is returned, in company as well."""
+    run = PagedRun(native_model(checkpoint("llama", **SMALL_NUMBERS), amx=amx, quantization=quantization))
+    expected = np.stack([logits for _, logits in run.feed(Sequence(TOKENS), 1)])
+    run.forget()
+    sequence, told = Sequence(TOKENS), list[NDArray[np.float32]]()
+    while sequence.done < len(TOKENS):
+        own = run.row(sequence, min(70, len(TOKENS) - sequence.done), logits=False)
+        rows = [run.row(Sequence(TOKENS[:33]), 33), replace(own, scored=range(len(own.tokens)))]
+        np.testing.assert_array_equal(run.model.run(rows, told.append)[0], expected[32])
+    np.testing.assert_array_equal(np.concatenate(told), expected)
 
 
 @runs

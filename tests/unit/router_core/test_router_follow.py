@@ -1,10 +1,12 @@
 """Token runs: each token once, in order, whatever is repeated; what contradicts changes nothing."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core.keys import KeyChain, root_key
+from cluster.stubs.common_pb2 import PromptLogprobs, ScorePrompt
 from cluster.stubs.common_pb2 import TokenLogprob as WireLogprob
 from cluster.stubs.session_pb2 import HandedOff, PrefillOn, TokenRun
 from router.follow import Follow, Phase, ProtocolBreach
@@ -194,3 +196,78 @@ def test_the_trace_tells_the_first_attempt_and_adds_up_bytes() -> None:
             "offer_wait": 100,
         }
     )
+
+
+def scored(start: int, rows: int, top: int = 1, attempt: str = "r.1") -> PromptLogprobs:
+    logprobs = np.arange(start, start + rows, dtype="<f4")[:, None] * np.float32(-1) - np.arange(1 + top, dtype="<f4")
+    ids, ranks = np.full((rows, top), start, "<i4"), np.full(rows, 2, "<i4")
+    arrays = (logprobs.tobytes(), ids.tobytes(), ranks.tobytes())
+    return PromptLogprobs(attempt=attempt, start=start, top=top, logprobs=arrays[0], ids=arrays[1], ranks=arrays[2])
+
+
+def scoring(prompt: int = 9, max_tokens: int = 10) -> Follow:
+    request = Request("r", "public", tuple(range(prompt)), max_tokens, prompt_logprobs=1)
+    follow = Follow(request, record_of(request, Trace(), 10.0), Entry("r", 1), now=10.0)
+    start(follow)
+    return follow
+
+
+def test_log_probabilities_of_the_prompt_are_delivered_once() -> None:
+    follow = scoring()
+    assert follow.submit(PLACEMENT, 11.0).score == ScorePrompt(top=1, start=1)
+    first, nothing, rest = (follow.take_scores(scored(*part), 50) for part in ((1, 3), (2, 2), (2, 7)))
+    assert first is not None
+    assert (first.start, first.logprobs[:, 0].tolist()) == (1, [-1, -2, -3])
+    assert nothing is None
+    assert rest is not None
+    assert (rest.start, rest.end, rest.logprobs[:, 0].tolist()) == (4, 9, [-4, -5, -6, -7, -8])
+    assert follow.take_scores(scored(1, 8), 50) is None
+    assert follow.take(run(0, [1]), 12.0) == TokenEvent(0, (1,))
+
+
+@pytest.mark.parametrize(
+    "breach", [scored(0, 1), scored(5, 1), scored(4, 6), scored(4, 1, top=2), scored(4, 1, top=0), PromptLogprobs()]
+)
+def test_log_probabilities_that_contradict_change_nothing(breach: PromptLogprobs) -> None:
+    follow = scoring()
+    follow.take_scores(scored(1, 3), 50)
+    with pytest.raises(ProtocolBreach):
+        follow.take_scores(breach, 50)
+    assert follow.next_scored == 4
+
+
+@pytest.mark.parametrize("token", [run(0, [1]), run(0, [], "length")])
+def test_a_token_before_the_prompt_is_told_is_a_breach(token: TokenRun) -> None:
+    follow = scoring()
+    follow.take_scores(scored(1, 3), 50)
+    with pytest.raises(ProtocolBreach):
+        follow.take(token, 12.0)
+    with pytest.raises(ProtocolBreach, match="nobody asked"):
+        following().take_scores(scored(1, 3), 50)
+
+
+def test_the_next_attempt_asks_for_the_rest_alone_and_keeps_the_weights() -> None:
+    """What a cache holds covers no more than what was told; placement counts it so."""
+    follow = scoring()
+    assert (follow.keys_of(SHAPE), demand(follow).fingerprint) == ([], None)
+    follow.take_scores(scored(1, 4), 50)
+    assert follow.resume().next_scored == 5
+    follow.leave()
+    assert len(follow.keys_of(SHAPE)) == 1
+    assert demand(follow).fingerprint == b"weights"
+    start(follow)
+    assert follow.submit(PLACEMENT, 12.0).score == ScorePrompt(top=1, start=5)
+    follow.take_scores(scored(5, 4), 50)
+    assert follow.resume().next_scored == 0
+    assert len(follow.keys_of(SHAPE)) == 2
+    follow.leave()
+    start(follow)
+    assert not follow.submit(PLACEMENT, 13.0).HasField("score")
+
+
+def test_a_request_that_writes_nothing_is_complete_when_all_is_told() -> None:
+    follow = scoring(max_tokens=0)
+    assert follow.exhausted() == []
+    follow.take_scores(scored(1, 8), 50)
+    assert follow.exhausted() == [TokenEvent(0, (), (), "length")]
+    assert follow.complete

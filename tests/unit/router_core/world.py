@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from cluster.core.config import RouterSettings, TimingSettings
 from cluster.core.errors import HeadraceError
+from cluster.scores import Scores
 from cluster.stubs import session_pb2 as pb
 from cluster.stubs.watch_pb2 import WatchEvent
 from router.dispatcher import DispatcherCore
@@ -12,6 +13,7 @@ from router.effects import (
     CloseSession,
     CloseWatch,
     Deliver,
+    DeliverScores,
     Effect,
     Finished,
     OpenSession,
@@ -37,10 +39,16 @@ class Client:
     stopped: set[int] = field(default_factory=set)
     outcomes: list[HeadraceError | None] = field(default_factory=list)
     cancelled: bool = False
+    scored: list[Scores] = field(default_factory=list)
 
     @property
     def over(self) -> bool:
         return self.cancelled or bool(self.outcomes)
+
+    def hear(self, scores: Scores) -> None:
+        assert not self.over, "an event after the end"
+        assert not any(self.ids), "a prompt's log-probabilities after a token"
+        self.scored.append(scores)
 
     def take(self, event: TokenEvent) -> None:
         assert not self.over, "an event after the end"
@@ -73,6 +81,8 @@ class World:
                     self.workers[address].take(message)
                 case Deliver(request_id, event):
                     self.clients[request_id].take(event)
+                case DeliverScores(request_id, scores):
+                    self.clients[request_id].hear(scores)
                 case Finished(request_id, error):
                     self.clients[request_id].outcomes.append(error)
                 case OpenWatch(address) | ReopenWatch(address):

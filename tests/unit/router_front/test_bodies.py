@@ -317,6 +317,27 @@ def test_max_tokens_by_either_name() -> None:
     assert chat_refused(max_tokens=0).param == "max_tokens"
 
 
+def test_max_tokens_may_be_0_where_the_prompt_is_answered_with() -> None:
+    for fields in ({"echo": True}, {"prompt_logprobs": 0}, {"echo": True, "logprobs": 1}):
+        ask = completion(max_tokens=0, **fields)
+        check_parameters(ask, RouterSettings())
+        assert fit(ask, (1,) * 512, LIMITS).max_tokens == 0  # no room is needed
+    assert refused(max_tokens=0, logprobs=1).param == "max_tokens"
+    assert refused(max_tokens=0, echo=True, min_tokens=1).param == "min_tokens"
+    with pytest.raises(InvalidRequest):
+        fit(completion(max_tokens=0, echo=True), (1,) * 513, LIMITS)
+    check_parameters(chat(max_tokens=0, prompt_logprobs=1), RouterSettings())
+
+
+def test_prompt_logprobs() -> None:
+    assert completion(prompt_logprobs=None).prompt_logprobs is None
+    assert refused(prompt_logprobs=21).param == "prompt_logprobs"
+    assert refused(prompt_logprobs=-1).param == "prompt_logprobs"
+    assert refused(prompt_logprobs=True).param == "prompt_logprobs"
+    assert refused(prompt_logprobs=1, stream=True).param == "prompt_logprobs"
+    assert chat(prompt_logprobs=4).scored == 4
+
+
 def test_chat_logprobs() -> None:
     assert chat().logprobs is None
     assert chat(logprobs=False).logprobs is None
