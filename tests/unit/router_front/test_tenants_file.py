@@ -99,6 +99,7 @@ def test_a_file_without_a_tenant_opens_nothing(path: Path) -> None:
         f"one: {{keys: [{digest_of(THIRD)}]}}",
         None,
     ],
+    ids=["no YAML", "a list", "an unknown field", "a key itself", "a wrong name", "one of ours", "two", "ours", "gone"],
 )
 def test_what_cannot_be_used_changes_nothing_and_is_no_start(
     path: Path, caplog: pytest.LogCaptureFixture, content: str | None
