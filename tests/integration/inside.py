@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,23 @@ def credentials(running: Stack) -> Credentials:
     return Credentials(Path(running.cluster.config.secret_file or "").read_text().strip())
 
 
+class InsideCall:
+    """A call whose messages are read one by one, those that travelled together too. All else is the call's own."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._waiting: deque[Any] = deque()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    async def read(self) -> Any:
+        if not self._waiting:
+            message = await self._call.read()
+            self._waiting.extend(getattr(message, "batch", None) or (message,))
+        return self._waiting.popleft()
+
+
 @contextlib.asynccontextmanager
 async def stream(running: Stack, worker: str, service_name: str) -> AsyncIterator[Any]:
     """An internal bidirectional stream to a worker, as somebody who knows the secret."""
@@ -53,7 +71,7 @@ async def stream(running: Stack, worker: str, service_name: str) -> AsyncIterato
         proof = credentials(running).proof(address)
         call = stub.Open(metadata=proof_metadata(proof))
         await check_answer(call, proof)
-        yield call
+        yield InsideCall(call)
         call.cancel()
 
 
