@@ -149,7 +149,7 @@ class SampleText:
         step.counted += len(piece)
         self.completion_tokens += len(piece)
         ends = last in rules.end_ids
-        texts = [text for token in (piece[:-1] if ends else piece) if (text := rules.bytes_of(token)) is not None]
+        texts = [part for token in (piece[:-1] if ends else piece) if (part := rules.bytes_of(token)) is not None]
         contributed = None
         if texts:
             contributed, text = self._utf8.feed(b"".join(texts))
