@@ -197,7 +197,8 @@ def test_every_socket_of_ray_is_on_the_list_and_asks_for_its_token(cluster: Clus
             asked = urllib.request.Request(f"http://127.0.0.1:{port}/get_or_create_runtime_env", b"", method="POST")
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(asked, timeout=PATIENCE_S)
-            assert refused.value.code == 401, what
+            with refused.value:
+                assert refused.value.code == 401, what
 
 
 def test_ray_turns_away_who_has_no_token(cluster: Cluster) -> None:
