@@ -21,6 +21,7 @@ _session_id = uuid.uuid4().hex
 _started = psutil.Process().create_time()
 _PATIENCE_S = 5.0
 _CLUSTERS = "clusters"
+_BEGUN = pytest.StashKey[bool]()
 _POLITE = 10  # niceness of the half that waits for nothing
 
 
@@ -33,17 +34,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: "tests/sim/" in item.path.as_posix())
     for item in items:
-        folder = item.path.relative_to(item.config.rootpath).parts[1]
-        programs = folder in ("integration", "contract")
-        item.add_marker(pytest.mark.xdist_group(_CLUSTERS if programs else item.path.as_posix()))
+        item.add_marker(pytest.mark.xdist_group(_CLUSTERS if _starts_programs(item) else item.path.as_posix()))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    if is_part(session.config):
-        if os.environ["PYTEST_XDIST_WORKER"] != "gw0":  # the first gets the largest group: the clusters
-            os.nice(_POLITE)
-    else:
+    if not is_part(session.config):
         os.environ[MARK] = _session_id
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The half that does not begin with the clusters waits for nothing: it lets the other go first."""
+    begun, item.config.stash[_BEGUN] = item.config.stash.get(_BEGUN, False), True
+    if is_part(item.config) and not begun and not _starts_programs(item):
+        os.nice(_POLITE)
+
+
+def _starts_programs(item: pytest.Item) -> bool:
+    return item.path.relative_to(item.config.rootpath).parts[1] in ("integration", "contract")
 
 
 @pytest.hookimpl(trylast=True)  # the parts have ended by then
