@@ -111,7 +111,7 @@ BAD_SUBMITS: dict[str, dict[str, Any]] = {
     "token -1": {"prompt": [-1]},
     "token beyond the vocabulary": {"prompt": [EOS + 1]},
     "a million tokens": {"prompt": [1] * 1_000_000},
-    "max_tokens 0": {"max_tokens": 0},
+    "max_tokens -1": {"max_tokens": -1},
     "max_tokens 2**31-1": {"max_tokens": 2**31 - 1},
     "no samples": {"samples": []},
     "100,000 samples": {"samples": [SampleState()] * 100_000},
