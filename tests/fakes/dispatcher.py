@@ -27,6 +27,8 @@ def say(text: str, *, per_event: int = 1, end: bool = True) -> Script:
     def script(request: Request) -> list[Step]:
         ids = [*text.encode(), *([DEFAULT_LIMITS.eos_ids[0]] if end else [])][: request.max_tokens]
         steps: list[Step] = []
+        if not ids:  # max_tokens 0: the prompt alone was asked about
+            steps = [TokenEvent(index, (), (), "length") for index in range(request.n)]
         for start in range(0, len(ids), per_event):
             part = tuple(ids[start : start + per_event])
             last = start + per_event >= len(ids)

@@ -47,7 +47,7 @@ def test_the_seeds_together_met_every_fault_and_successes_dominate() -> None:
     for what in (*met, *ends, *story, *limits):
         assert seen[what], f"no seed met {what}"
     failed = sum(seen[name] for name in ("Overloaded", "Unavailable", "DeadlineExceeded", "RequestFailed"))
-    assert seen["ok"] > 10 * failed, f"{seen['ok']} successes, {failed} honest failures"
+    assert seen["ok"] > 8 * failed, f"{seen['ok']} successes, {failed} honest failures"
 
 
 @pytest.mark.parametrize("file", REGRESSIONS, ids=lambda file: file.stem)

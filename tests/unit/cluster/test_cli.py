@@ -52,7 +52,6 @@ SURFACE = {
         "--routers",
         "--clients",
         "--rules",
-        "--no-rules",
         "--logs",
     },
 }
