@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.config import environment
 from cluster.logs import setup_logging
 from cluster.pipe import Role, role_of
-from cluster.ray_environment import NOT_FOR_PROGRAMS, SOURCE_ROOT
+from cluster.ray_environment import program_environment
 from cluster.run_dir import RunDir
 from cluster.supervisor import ProgramSpec
 
@@ -29,7 +28,7 @@ class Layout:
         """How a program is started on this machine: with our environment, less what Ray put into it."""
         role, run_dir = role_of(name), self.run_dir
         command = (sys.executable, "-m", self.modules[role], "--config", str(run_dir.config_file), "--name", name)
-        variables = environment({"PYTHONPATH": SOURCE_ROOT}, without=NOT_FOR_PROGRAMS)
+        variables = program_environment()
         return ProgramSpec(name, role, (*command, "--supervised"), variables, run_dir.log_file(name), node)
 
     def log_to_file(self, name: str) -> None:

@@ -10,12 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cluster.config import environment
 from cluster.core.clock import Clock, SystemClock
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import Unavailable
 from cluster.pipe import MODULES, Ready, role_of
-from cluster.ray_environment import NOT_FOR_PROGRAMS, SOURCE_ROOT
+from cluster.ray_environment import program_environment
 from cluster.run_dir import RunDir
 from cluster.supervisor import ProgramSpec, ProgramStatus, Supervisor
 
@@ -55,7 +54,7 @@ class LocalCluster:
             name,
             role_of(name),
             (*command, "--name", name, "--supervised"),
-            environment({"PYTHONPATH": SOURCE_ROOT}, without=NOT_FOR_PROGRAMS),
+            program_environment(),
             self._run_dir.log_file(name),
         )
         supervisor = self._supervisors[name] = Supervisor(spec, self._report)

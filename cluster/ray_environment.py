@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import cluster
+from cluster.config import environment
 from cluster.core.config import ClusterConfig
 from cluster.redis_url import parse_redis_url
 from cluster.run_dir import RunDir
@@ -12,6 +13,13 @@ SOURCE_ROOT = str(Path(next(iter(cluster.__path__))).resolve().parent)
 
 NOT_FOR_PROGRAMS = ("RAY_", "OMP_NUM_THREADS", "PYTHONPATH")
 """What Ray sets for its workers and the programs must not inherit: its token, and one thread for every library."""
+
+PROGRAM_VARIABLES = {
+    "PYTHONPATH": SOURCE_ROOT,
+    # gRPC's handlers run Python in a child between fork and exec, which kills about one in ten of uvloop's children.
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
+}
+"""What every program finds in its environment, whoever starts it."""
 
 OBJECT_STORE_BYTES = 78_643_200
 """The least Ray takes; nothing of ours is kept in it."""
@@ -30,6 +38,11 @@ def head_environment(run_dir: RunDir, config: ClusterConfig) -> dict[str, str]:
             "RAY_gcs_rpc_server_reconnect_timeout_s": str(GCS_ABSENCE_S),
         }
     return variables
+
+
+def program_environment() -> dict[str, str]:
+    """The environment of a program that this process starts."""
+    return environment(PROGRAM_VARIABLES, without=NOT_FOR_PROGRAMS)
 
 
 def ray_environment(run_dir: RunDir, *, local: bool) -> dict[str, str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from cluster.core.errors import InvalidRequest, Overloaded
+from cluster.core.errors import InvalidRequest, Overloaded, Unavailable
 from router.requests import Grammar
 
 PATIENCE_S = 10.0
@@ -55,7 +55,7 @@ class GrammarJudge:
         self._asked: dict[bytes, asyncio.Task[str]] = {}
 
     async def check(self, grammar: Grammar, param: str) -> None:
-        """Raises InvalidRequest, naming `param` and the reason, unless workers can keep to it; Overloaded."""
+        """Raises InvalidRequest, naming `param` and why workers cannot keep to it; Overloaded, Unavailable."""
         key = hashlib.blake2b(f"{grammar.kind} {grammar.source}".encode(), digest_size=16).digest()
         error = self._judged.get(key)
         if error is None:
@@ -110,7 +110,9 @@ class GrammarJudge:
         )  # fmt: skip
         async with asyncio.timeout(START_S):
             first = await _exchange(process, b"")
-        if first is None or first.error:
+        if first is None:
+            raise Unavailable("the process that looks at grammars ended as it was started; ask again")
+        if first.error:
             raise InvalidRequest("this model takes no grammars", code="unsupported_parameter")
         return process
 
@@ -126,7 +128,7 @@ async def _exchange(process: asyncio.subprocess.Process, line: bytes) -> Answer 
     """One line there and one back; None when it died."""
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("the process has no pipes")
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError, RuntimeError):  # uvloop's word for a closed pipe
         process.stdin.write(line)
         await process.stdin.drain()
     answer = await process.stdout.readline()

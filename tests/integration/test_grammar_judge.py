@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.core.errors import InvalidRequest, Overloaded
+from cluster.core.errors import InvalidRequest, Overloaded, Unavailable
 from router.front import grammar_judge
 from router.front.grammar_judge import GrammarJudge, judge_of
 from router.requests import Grammar
@@ -71,6 +71,17 @@ async def test_what_was_judged_is_remembered_and_asked_once_by_all(breakable: Gr
 async def test_what_kills_the_process_is_refused_and_the_next_one_is_judged(breakable: GrammarJudge) -> None:
     for name in ("die", "die again"):
         assert "too much time or memory" in await refusal(breakable, Grammar("regex", name))
+    await breakable.check(GOOD, "guided_regex")
+
+
+async def test_a_process_that_dies_as_it_starts_says_nothing_of_the_grammar(
+    breakable: GrammarJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(grammar_judge, "COMMAND", (sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"))
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="ask again"):
+                await breakable.check(GOOD, "guided_regex")
     await breakable.check(GOOD, "guided_regex")
 
 
