@@ -9,7 +9,7 @@ import uvloop
 
 from benchmarks.bench import Bench, Outcome, Plan
 from benchmarks.machine import describe_machine, today
-from benchmarks.report import as_json, markdown, publish
+from benchmarks.report import document, markdown, publish
 from benchmarks.workloads import profile
 from cluster.core.clock import SystemClock
 from cluster.core.errors import HeadraceError
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     text = markdown(plan, outcome, machine)
     stem = f"{today(clock)}-{options.model.rstrip('/').rsplit('/', 1)[-1]}-{name}"
-    publish(options.out, stem, text, as_json(plan, outcome, machine))
+    publish(options.out, stem, text, document(plan, outcome, machine))
     return 1 if any(run.errors for run in outcome.runs) else 0
 
 

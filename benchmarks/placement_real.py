@@ -84,12 +84,15 @@ async def measure(policy: str, chats: int, rate: float, settings: Sequence[str],
     asks = draw(chats, rate, random.Random("placement"))
     with tempfile.TemporaryDirectory() as folder, LocalCluster(config, Path(folder)) as cluster:
         await asyncio.to_thread(cluster.wait_ready, READY_S)
-        async with HttpClient(cluster.url, config.model_name, clock) as client:
+        async with (
+            HttpClient(cluster.url, config.model_name, clock) as client,
+            HttpClient(cluster.admin_url, "", clock) as admin,
+        ):
             await wait_serving(Setup(policy, cluster), client, clock)
             await closed_loop(client, draw(2, 1.0, random.Random("warm")), 4)
-            before = await _cached(client)
+            before = await _cached(admin)
             load = await open_loop(client, asks, clock)
-            cached = await _cached(client) - before
+            cached = await _cached(admin) - before
     failed = [timeline.error for timeline in load.timelines if not timeline.ok]
     if failed:
         raise Unavailable(f"{policy}: {len(failed)} requests failed: {failed[0]}")
@@ -105,9 +108,13 @@ async def measure(policy: str, chats: int, rate: float, settings: Sequence[str],
     )
 
 
-async def _cached(client: HttpClient) -> float:
-    lines = (await client.get("/metrics")).body.decode().splitlines()
-    return sum(float(line.removeprefix(COUNTER)) for line in lines if line.startswith(COUNTER))
+async def _cached(admin: HttpClient) -> float:
+    """The router's count of cached positions. Raises Unavailable when it does not tell."""
+    answer = await admin.get("/metrics")
+    counts = [line.removeprefix(COUNTER) for line in answer.body.decode().splitlines() if line.startswith(COUNTER)]
+    if not counts:
+        raise Unavailable(f"/metrics answered with {answer.status}, and without {COUNTER.strip()}")
+    return sum(map(float, counts))
 
 
 def markdown(rows: Sequence[Row], facts: Sequence[str], machine: dict[str, str]) -> str:

@@ -44,14 +44,14 @@ def markdown(plan: Plan, outcome: Outcome, machine: Mapping[str, str]) -> str:
     return "\n".join([*parts, "", "## How to read this", "", NOTES])
 
 
-def as_json(plan: Plan, outcome: Outcome, machine: Mapping[str, str]) -> bytes:
+def document(plan: Plan, outcome: Outcome, machine: Mapping[str, str]) -> dict[str, object]:
     """Every run's figures."""
-    value = {"machine": dict(machine), "plan": asdict(plan), **asdict(outcome)}
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2)
+    return {"machine": dict(machine), "plan": asdict(plan), **asdict(outcome)}
 
 
-def write(folder: Path, stem: str, text: str, data: bytes) -> list[Path]:
-    """Write both files; returns their paths."""
+def write(folder: Path, stem: str, text: str, figures: object) -> list[Path]:
+    """Write the page and its figures (JSON-able); returns their paths."""
+    data = orjson.dumps(figures, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{stem}.md", folder / f"{stem}.json"]
     paths[0].write_text(text, encoding="utf-8")
@@ -59,12 +59,10 @@ def write(folder: Path, stem: str, text: str, data: bytes) -> list[Path]:
     return paths
 
 
-def publish(folder: Path, stem: str, text: str, document: object) -> None:
+def publish(folder: Path, stem: str, text: str, figures: object) -> None:
     """What every benchmark ends with: show the page, and leave it with its figures (JSON-able) in `folder`."""
     print(text)
-    options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
-    data = document if isinstance(document, bytes) else orjson.dumps(document, option=options)
-    for path in write(folder, stem, text, data):
+    for path in write(folder, stem, text, figures):
         print(f"written: {path}")
 
 

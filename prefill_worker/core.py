@@ -206,11 +206,11 @@ class PrefillCore:
         size = self.block_size
         tokens = list(message.tokens)
         wanted = scoring(message)
-        if not message.sample_indices and wanted is None:
+        whole = bool(message.sample_indices) or wanted is not None  # its last position gives something
+        if not whole:
             tokens = tokens[: len(tokens) // size * size]
         chain = KeyChain(root_key(self._hello.identity.fingerprint, salt=message.salt), size)
-        drawn = message.sample_indices or wanted is not None
-        usable = chain.extend(tokens)[: usable_blocks(len(tokens), size, wanted) if drawn else None]
+        usable = chain.extend(tokens)[: usable_blocks(len(tokens), size, wanted) if whole else None]
         hits = self.books.match(usable)
         queued, need = self.queued_tokens, len(tokens) - len(hits) * size
         if queued and queued + need > self._config.handoff.admission_window_tokens:

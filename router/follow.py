@@ -204,8 +204,7 @@ class Follow:
     def resume(self) -> ResumeAttempt:
         """How far the present attempt has been read: what its decode worker has to send again after that."""
         offsets = [-1 if sample.finished else len(sample.emitted) for sample in self.samples]
-        next_scored = 0 if self.scored else self.next_scored
-        return ResumeAttempt(attempt=self._running().id, next_offsets=offsets, next_scored=next_scored)
+        return ResumeAttempt(attempt=self._running().id, next_offsets=offsets, next_scored=self.next_scored)
 
     def accepted(self, now: float) -> None:
         """The decode worker took the attempt: the first sign of it counts."""

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 
 from cluster.core.errors import HeadraceError, Overloaded, RateLimited
+from cluster.quotas import QuotasUnavailable
 from router.tenants import ANONYMOUS, Tenant
 from simulation.client import Client
 from simulation.limits import LONGEST_LEASE_S, Held
 from simulation.site import Site, Violation
 
+SETTLED_S = 0.1
+"""A call that has ended is settled in the book by then: longer than an answer of the book takes (limits.py)."""
 LEAVES_PERMITS = ("kill router", "freeze router", "lose limits")
 """After these a permit may be held, or be given twice, until it has run out."""
 
@@ -60,10 +63,13 @@ class Ledger:
         """Raises Violation for a refusal without a hint, and for one by a limit that cannot have been met."""
         if isinstance(error, Overloaded) and not 0 < error.retry_after_s <= 60:
             raise Violation(f"I3: refused with the hint {error.retry_after_s} s: {error}")
-        if not isinstance(error, RateLimited):
+        if isinstance(error, QuotasUnavailable):  # the answer may be all that was lost: its permit is held then
             self._calls.setdefault(call.tenant.name, []).append(call)
+        if not isinstance(error, RateLimited):
             return
-        quota, since = call.tenant.quota, now - LONGEST_LEASE_S
+        scenario = self._site.scenario
+        left_over = scenario.shared_limits and set(scenario.faults) & set(LEAVES_PERMITS)
+        quota, since = call.tenant.quota, now - (LONGEST_LEASE_S if left_over else SETTLED_S)
         if quota.concurrency is None or quota.tokens_per_minute is not None or quota.requests_per_minute is not None:
             return
         holding = [c for c in self._within_reach(call) if c.ended_at is None or c.ended_at > since]

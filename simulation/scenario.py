@@ -8,6 +8,7 @@ from cluster.quotas import Quota
 from engine.messages import TracerModel
 from router.tenants import Tenant
 
+CROWD = 80  # requests of a world in which tenants crowd each other out
 BLOCK = 4
 HEADS = 2
 VOCAB = 256
@@ -89,7 +90,7 @@ def draw_scenario(rng: random.Random, *, faults: bool = True) -> Scenario:
         read_fail=rng.choice((0.0, 0.05)) if rough else 0.0,
         read_flip=rng.choice((0.0, 0.05, 0.2)) if rough else 0.0,
         read_slow=rng.choice((0.0, 0.1)) if rough else 0.0,
-        requests=80 if crowded else rng.randrange(10, 30),
+        requests=CROWD if crowded else rng.randrange(10, 30),
         span_s=rng.choice((1.0, 5.0, 12.0)),
         fault_every=(5.0 if often else rng.choice((20.0, 60.0, 200.0))) if kinds else 0.0,
         faults=tuple(kinds),

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from hypothesis import settings
+from xdist import is_xdist_worker
 
 import tests.stateful  # noqa: F401 - registers the profile
-from tests.parts import is_part
 
 pytest_plugins = ["tests.verify_record"]
 settings.load_profile("headrace")
@@ -38,14 +38,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    if not is_part(session.config):
+    if not is_xdist_worker(session):
         os.environ[MARK] = _session_id
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """The half that does not begin with the clusters waits for nothing: it lets the other go first."""
     begun, item.config.stash[_BEGUN] = item.config.stash.get(_BEGUN, False), True
-    if is_part(item.config) and not begun and not _starts_programs(item):
+    if is_xdist_worker(item.session) and not begun and not _starts_programs(item):
         os.nice(_POLITE)
 
 
@@ -56,7 +56,7 @@ def _starts_programs(item: pytest.Item) -> bool:
 @pytest.hookimpl(trylast=True)  # the parts have ended by then
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Fail the session when processes are left, name them and end them."""
-    if is_part(session.config):
+    if is_xdist_worker(session):
         return
     _, left = psutil.wait_procs(list(_ours()), timeout=_PATIENCE_S)
     if not left:

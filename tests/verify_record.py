@@ -10,8 +10,7 @@ from typing import Protocol
 
 import pytest
 from _pytest.terminal import TerminalReporter
-
-from tests.parts import is_part
+from xdist import is_xdist_worker
 
 Report = Callable[[str], None]
 
@@ -38,7 +37,7 @@ def report(request: pytest.FixtureRequest) -> Report:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A part of a run hands its lines to the whole (tests/conftest.py)."""
-    if is_part(session.config):
+    if is_xdist_worker(session):
         session.config.workeroutput["reported"] = session.config.stash.get(_LINES, [])  # type: ignore[attr-defined]
 
 

@@ -108,7 +108,7 @@ class ResumeAttempt(_message.Message):
     NEXT_SCORED_FIELD_NUMBER: _builtins.int
     attempt: _builtins.str
     next_scored: _builtins.int
-    """the position whose prompt log-probability it waits for; 0: for none"""
+    """the first position whose prompt log-probability it does not have"""
     @_builtins.property
     def next_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """per sample: how many tokens the router has, history included; -1: it ended it"""

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.bench import Bench, Plan
 from benchmarks.overhead import measure_overhead
-from benchmarks.report import as_json, markdown, write
+from benchmarks.report import document, markdown, write
 from benchmarks.workloads import Profile, Workload
 from cluster.core.clock import SystemClock
 
@@ -36,7 +36,7 @@ async def test_both_set_ups_serve_the_same_requests(tmp_path: Path) -> None:
     assert figures["concurrent", "split"]["requests"] == CLOSED.count
     assert figures["concurrent", "split"]["kv_mb"] == pytest.approx(PROMPT // BLOCK * block_mb)
     assert {"client", "split/prefill-0 engine", "aggregated/decode-1 server"} <= set(outcome.runs[0].cpu)
-    paths = write(tmp_path, "smoke", markdown(PLAN, outcome, {}), as_json(PLAN, outcome, {}))
+    paths = write(tmp_path, "smoke", markdown(PLAN, outcome, {}), document(PLAN, outcome, {}))
     assert [path.suffix for path in paths] == [".md", ".json"]
     assert "## interference" in paths[0].read_text()
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 
 import pytest
+from xdist import is_xdist_worker
 
 from simulation.run import Verdict, simulate
-from tests.parts import is_part
 
 BATCH = 100
 POLITE = 19  # niceness: who measures or waits for something goes first
@@ -29,7 +29,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         elif "first" in parameters.params:
             first = parameters.params["first"]
             asked.extend(range(first, first + BATCH))
-    if asked and not session.config.option.collectonly and not is_part(session.config):
+    if asked and not session.config.option.collectonly and not is_xdist_worker(session):
         spawn = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(mp_context=spawn, initializer=os.nice, initargs=(POLITE,))
         session.stash[_PLAYED] = pool, {seed: pool.submit(simulate, seed) for seed in asked}
@@ -46,7 +46,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def play(request: pytest.FixtureRequest) -> Play:
     """The verdict on a seed; a part of a run has its processor and plays the seeds itself."""
-    if is_part(request.config):
+    if is_xdist_worker(request):
         return simulate
     _, verdicts = request.session.stash[_PLAYED]
     return lambda seed: verdicts.pop(seed).result()

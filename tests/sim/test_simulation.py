@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from simulation.run import simulate
-from simulation.scenario import FAULTS
+from simulation.scenario import CROWD, FAULTS
 from tests.sim.conftest import BATCH, Play
 
 HERE = Path(__file__).parent
@@ -24,6 +24,7 @@ VERIFIED = 10_000
 REGRESSIONS = sorted((HERE / "regressions").glob("*.json"))
 
 seen: Counter[str] = Counter()
+usual: Counter[str] = Counter()  # outcomes, but for worlds that are crowded so that much is refused
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -31,6 +32,8 @@ def test_every_invariant_holds(play: Play, seed: int) -> None:
     verdict = play(seed)
     for kind in (verdict.faults, verdict.outcomes, verdict.counters):
         seen.update(kind)
+    if verdict.scenario.requests < CROWD:
+        usual.update(verdict.outcomes)
     assert not verdict.violation, verdict.line()
 
 
@@ -46,8 +49,9 @@ def test_the_seeds_together_met_every_fault_and_successes_dominate() -> None:
     limits = ("RateLimited", "killed in a hunt", "several failovers")
     for what in (*met, *ends, *story, *limits):
         assert seen[what], f"no seed met {what}"
-    failed = sum(seen[name] for name in ("Overloaded", "Unavailable", "DeadlineExceeded", "RequestFailed"))
-    assert seen["ok"] > 8 * failed, f"{seen['ok']} successes, {failed} honest failures"
+    honest = ("Overloaded", "Unavailable", "DeadlineExceeded", "RequestFailed", "QuotasUnavailable")
+    failed = sum(usual[name] for name in honest)
+    assert usual["ok"] > 10 * failed, f"{usual['ok']} successes, {failed} honest failures"
 
 
 @pytest.mark.parametrize("file", REGRESSIONS, ids=lambda file: file.stem)

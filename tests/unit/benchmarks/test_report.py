@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.bench import Outcome, Plan, Run
 from benchmarks.figures import Figures, Spread
-from benchmarks.report import as_json, markdown, number, show
+from benchmarks.report import document, markdown, number, show
 from benchmarks.workloads import Profile, Workload
 
 LOAD = Workload("concurrent", 512, 64, concurrency=8, count=16)
@@ -51,7 +51,7 @@ def test_medians_spread_and_ratio() -> None:
 
 def test_json_holds_every_run() -> None:
     outcome = Outcome([run("split", 0, 100.0), run("aggregated", 0, 200.0)], {"http_per_request": 1.5})
-    value = orjson.loads(as_json(PLAN, outcome, {"date": "today"}))
+    value = orjson.loads(orjson.dumps(document(PLAN, outcome, {"date": "today"})))
     assert [r["figures"]["ttft_p50"] for r in value["runs"]] == [100.0, 200.0]
     assert value["overhead"] == {"http_per_request": 1.5}
     assert value["machine"] == {"date": "today"}
