@@ -60,10 +60,13 @@ class Round:
 class Failover:
     """Runs the rounds on one cluster."""
 
-    def __init__(self, cluster: LocalCluster, client: HttpClient, writer: Writer, clock: Clock) -> None:
+    def __init__(
+        self, cluster: LocalCluster, client: HttpClient, admin: HttpClient, writer: Writer, clock: Clock
+    ) -> None:
         self._setup = Setup("failover", cluster)
         self._cluster = cluster
         self._client = client
+        self._admin = admin
         self._writer = writer
         self._clock = clock
         self._random = random.Random("failover")
@@ -106,7 +109,7 @@ class Failover:
         """The decode worker that has an attempt."""
         give_up = self._clock.now() + READY_S
         while self._clock.now() < give_up:
-            workers = (await status_of(self._cluster, self._clock))["workers"]
+            workers = (await status_of(self._admin))["workers"]
             busy = [w["worker"] for w in workers if w["role"] == "decode" and w["attempts"]]
             if busy:
                 return str(busy[0])
@@ -116,7 +119,7 @@ class Failover:
     async def _recovered(self) -> None:
         give_up = self._clock.now() + READY_S
         while self._clock.now() < give_up:
-            workers = (await status_of(self._cluster, self._clock))["workers"]
+            workers = (await status_of(self._admin))["workers"]
             if [w["state"] for w in workers] == ["ready"] * 3 and not any(w["attempts"] for w in workers):
                 return
             await asyncio.sleep(LOOK_S)
@@ -134,8 +137,11 @@ async def measure(model: str, rounds: int, settings: Sequence[str], clock: Clock
     config = load_config(None, [f"model={model}", "name=failover", *pools, *settings])
     with tempfile.TemporaryDirectory() as folder, LocalCluster(config, Path(folder)) as cluster:
         await asyncio.to_thread(cluster.wait_ready, READY_S)
-        async with HttpClient(cluster.url, config.model_name, clock) as client:
-            return await Failover(cluster, client, Writer(per_byte=model == "tracer"), clock).run(rounds)
+        async with (
+            HttpClient(cluster.url, config.model_name, clock) as client,
+            HttpClient(cluster.admin_url, "", clock) as admin,
+        ):
+            return await Failover(cluster, client, admin, Writer(per_byte=model == "tracer"), clock).run(rounds)
 
 
 def markdown(rounds: Sequence[Round], machine: dict[str, str]) -> str:

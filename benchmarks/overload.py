@@ -123,10 +123,11 @@ def point(times: float, seconds: float, slo_s: float, timelines: Sequence[Timeli
 class Overload:
     """Runs the loads on one cluster."""
 
-    def __init__(self, cluster: LocalCluster, client: HttpClient, clock: Clock) -> None:
+    def __init__(self, cluster: LocalCluster, client: HttpClient, admin: HttpClient, clock: Clock) -> None:
         self._router = psutil.Process(cluster.ready("router-0").pids[0])
         self._setup = Setup("overload", cluster)
         self._client = client
+        self._admin = admin
         self._clock = clock
 
     async def capacity(self, requests: int) -> float:
@@ -153,7 +154,7 @@ class Overload:
 
     async def _look(self, seen: Watch) -> None:
         while True:
-            gauges = (await status_of(self._setup.cluster, self._clock))["gauges"]
+            gauges = (await status_of(self._admin))["gauges"]
             seen.queued = max(seen.queued, gauges["queued"])
             seen.tokens = max(seen.tokens, gauges["queued_tokens"])
             seen.rss = max(seen.rss, self._router.memory_info().rss / MB)
@@ -167,9 +168,12 @@ async def measure(
     config = load_config(None, [*SETTINGS, f"router.slo_ttft_s={slo_s}", *settings])
     with tempfile.TemporaryDirectory() as folder, LocalCluster(config, Path(folder)) as cluster:
         await asyncio.to_thread(cluster.wait_ready, READY_S)
-        async with HttpClient(cluster.url, config.model_name, clock) as client:
+        async with (
+            HttpClient(cluster.url, config.model_name, clock) as client,
+            HttpClient(cluster.admin_url, "", clock) as admin,
+        ):
             await wait_serving(Setup("overload", cluster), client, clock)
-            run = Overload(cluster, client, clock)
+            run = Overload(cluster, client, admin, clock)
             capacity = await run.capacity(round(seconds * 4))
             return capacity, [await run.at(times, times * capacity, seconds, slo_s) for times in loads]
 

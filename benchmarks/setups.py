@@ -75,11 +75,10 @@ async def wait_serving(setup: Setup, client: HttpClient, clock: Clock) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def status_of(cluster: LocalCluster, clock: Clock) -> dict[str, Any]:
-    """What the router tells of its queue and its workers now."""
-    async with HttpClient(cluster.admin_url, "", clock) as client:
-        status: dict[str, Any] = orjson.loads((await client.get("/status")).body)
-        return status
+async def status_of(admin: HttpClient) -> dict[str, Any]:
+    """What the router tells at its admin port of its queue and its workers now."""
+    status: dict[str, Any] = orjson.loads((await admin.get("/status")).body)
+    return status
 
 
 async def warm_up(setup: Setup, client: HttpClient, writer: Writer, longest: int) -> None:
