@@ -12,7 +12,6 @@ machines that takes TLS (cluster/tls.py), which then comes on top (docs/security
 import hashlib
 import hmac
 import secrets
-from collections import deque
 from dataclasses import dataclass
 
 from cluster.core.clock import Clock, SystemClock
@@ -45,8 +44,7 @@ class Credentials:
     def __init__(self, secret: str, tls: NamedTls | None = None, clock: Clock | None = None) -> None:
         self._key = secret.encode()
         self._clock = clock or SystemClock()
-        self._used: dict[str, None] = {}
-        self._order: deque[tuple[float, str]] = deque()
+        self._used: dict[str, float] = {}  # when, in order
         self.tls = tls
 
     def proof(self, address: str) -> Proof:
@@ -69,12 +67,11 @@ class Credentials:
 
     def _first(self, number: str, now: float) -> bool:
         """Only members' numbers come here, so nobody else can fill the memory of them."""
-        while self._order and self._order[0][0] < now - 2 * WINDOW_S:
-            del self._used[self._order.popleft()[1]]
+        while self._used and self._used[oldest := next(iter(self._used))] < now - 2 * WINDOW_S:
+            del self._used[oldest]
         if number in self._used:
             return False
-        self._used[number] = None
-        self._order.append((now, number))
+        self._used[number] = now
         return True
 
     def _mac(self, *parts: str) -> str:

@@ -32,7 +32,7 @@ from cluster.credentials import Credentials
 from cluster.logs import log_loop_error, setup_logging
 from cluster.pipe import MAX_LINE_BYTES, Member, Ready, ReadyLine, Role, decode_members, encode, role_of
 from cluster.secret import cluster_secret
-from cluster.tls import internal_tls
+from cluster.tls import named_tls
 
 _PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def run(role: Role, main: Main, arguments: Sequence[str] | None = None) -> int:
     try:
         config = load_config(options.config)
         secret = cluster_secret(config)
-        credentials = Credentials(secret, internal_tls(config.tls.internal))
+        credentials = Credentials(secret, named_tls(config.tls.internal))
         if role_of(options.name) != role:
             raise ConfigError(f"--name {options.name!r} is not possible for the role {role}")
     except HeadraceError as error:

@@ -37,13 +37,14 @@ class Reread(Generic[T]):
     def current(self) -> T:
         """The same object until a file changes. Never raises: the old content goes on where the new one cannot."""
         with self._lock:
-            try:
-                if self._stamp() != self._seen:
+            stamp = self._stamp()  # before they are read: what is put right meanwhile is seen next time
+            if stamp != self._seen:
+                self._seen = stamp  # said once, until they change again
+                try:
                     self._seen, self._current = self._read_whole()
                     _log.info("read again: %s", self)
-            except (OSError, ValueError, HeadraceError) as error:
-                self._seen = self._stamp()  # said once, until they change again
-                _log.error("%s cannot be used, what was read before goes on: %s", self, error)
+                except (OSError, ValueError, HeadraceError) as error:
+                    _log.error("%s cannot be used, what was read before goes on: %s", self, error)
             return self._current
 
     def _stamp(self) -> Stamp:

@@ -3,7 +3,6 @@
 Connections that are up stay up: a handshake is all that certificates are for.
 """
 
-import contextlib
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,12 @@ from cluster.reread import Reread
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """PEM bytes. `ca`: whom we believe; without one a server asks nobody for a certificate."""
+    """PEM bytes. `ca`: whom we believe; without one a server asks nobody for a certificate. `server`: made of them."""
 
     chain: bytes
     key: bytes
     ca: bytes | None
+    server: ssl.SSLContext
 
 
 class CertificateFiles:
@@ -46,20 +46,15 @@ class CertificateFiles:
         return self._newest.current()
 
     def _read(self) -> Certificates:
-        """Raises OSError (ssl.SSLError is one)."""
-        self.context(ssl.PROTOCOL_TLS_SERVER)  # OpenSSL sees whether they are certificates, and belong together
-        ca = None if self._ca is None else self._ca.read_bytes()
-        return Certificates(self._cert.read_bytes(), self._key.read_bytes(), ca)
-
-    def context(self, protocol: int) -> ssl.SSLContext:
-        """A new context of these files, for one side: TLS 1.2 or newer. Raises OSError."""
-        context = ssl.SSLContext(protocol)
+        """TLS 1.2 or newer. Raises OSError (ssl.SSLError is one): not certificates, or not of one pair."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(self._cert, self._key, password="")  # never asks a terminal for one
         if self._ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(self._ca)
-        return context
+        ca = None if self._ca is None else self._ca.read_bytes()
+        return Certificates(self._cert.read_bytes(), self._key.read_bytes(), ca, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +65,23 @@ class NamedTls:
     name: str | None
 
 
-def internal_tls(settings: InternalTlsSettings) -> NamedTls | None:
-    """Of streams between routers and workers: both sides show a certificate. None when not configured.
-
-    Raises ConfigError.
+def named_tls(settings: InternalTlsSettings | PublicTlsSettings) -> NamedTls | None:
+    """Of a client, which shows a certificate too: a member's of internal streams, or our own commands' at the routers'
+    gRPC doors, which are shown the routers' own. None when not configured. Raises ConfigError.
     """
-    if settings.cert_file is None or settings.key_file is None:
-        return None
-    return NamedTls(CertificateFiles(settings.cert_file, settings.key_file, settings.ca_file), settings.server_name)
+    files = _files(settings, settings.ca_file)
+    return None if files is None else NamedTls(files, settings.server_name)
 
 
 def public_files(settings: PublicTlsSettings) -> CertificateFiles | None:
     """Of the routers' doors. None when not configured. Raises ConfigError."""
+    return _files(settings, settings.client_ca_file)
+
+
+def _files(settings: InternalTlsSettings | PublicTlsSettings, ca_file: str | None) -> CertificateFiles | None:
     if settings.cert_file is None or settings.key_file is None:
         return None
-    return CertificateFiles(settings.cert_file, settings.key_file, settings.client_ca_file)
-
-
-def client_tls(settings: PublicTlsSettings) -> NamedTls | None:
-    """For our own commands at the routers' gRPC doors, which are shown the routers' own certificate.
-
-    Raises ConfigError.
-    """
-    if settings.cert_file is None or settings.key_file is None:
-        return None
-    return NamedTls(CertificateFiles(settings.cert_file, settings.key_file, settings.ca_file), settings.server_name)
+    return CertificateFiles(settings.cert_file, settings.key_file, ca_file)
 
 
 def client_context(settings: PublicTlsSettings) -> ssl.SSLContext:
@@ -126,16 +113,10 @@ def rpc_channel_credentials(files: CertificateFiles) -> grpc.ChannelCredentials:
 
 def web_context(files: CertificateFiles) -> ssl.SSLContext:
     """For an HTTP server. Each handshake goes on in a context of the files as they are then."""
-    newest = [files.current()]
-    context = files.context(ssl.PROTOCOL_TLS_SERVER)
-    current = [context]
 
     def choose(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
-        now = files.current()
-        if now is not newest[0]:
-            with contextlib.suppress(OSError):  # replaced again this very moment: the next handshake finds them
-                current[0], newest[0] = files.context(ssl.PROTOCOL_TLS_SERVER), now
-        connection.context = current[0]
+        connection.context = files.current().server
 
+    context = files.current().server
     context.sni_callback = choose  # called without a name too
     return context

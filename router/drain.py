@@ -54,25 +54,25 @@ class Pace:
         empty is no new one. Where few have left, the next one, of `typical` work, is taken to leave just now: a line
         that hardly moves is not taken for one that stands.
         """
-        busy, since, recent = self._recent(now)
-        done, few = sum(recent), len(recent) < _ENOUGH
-        if busy <= since or (few and busy - since < _SOON_S):
-            return None
-        return work * (busy - since) / (done + typical if few else done)
+        return self._estimate(work, typical, now)[0]
 
     def longest_s(self, work: float, typical: float, now: float) -> float | None:
         """As `wait_s`, at the low end of what is known of the pace: from n departures that come at random it is known
         to about one part in sqrt(n). When a line has just formed these are few, and quick: workers were still empty."""
-        wait = self.wait_s(work, typical, now)
-        return None if wait is None else wait * (1 + 1 / math.sqrt(1 + len(self._recent(now)[2])))
+        wait, departures = self._estimate(work, typical, now)
+        return None if wait is None else wait * (1 + 1 / math.sqrt(1 + departures))
 
-    def _recent(self, now: float) -> tuple[float, float, list[float]]:
-        """The busy seconds by now, since when departures are counted, and the work of each."""
+    def _estimate(self, work: float, typical: float, now: float) -> tuple[float | None, int]:
+        """The wait, and from how many departures it is known."""
         busy = self._busy(now)
         since = max(0.0, busy - _WINDOW_S)
         if len(self._departures) == _REMEMBERED:  # what was before the oldest is forgotten
             since = max(since, self._departures[0][0])
-        return busy, since, [done for at, done in self._departures if at >= since]
+        recent = [done for at, done in self._departures if at >= since]
+        done, few = sum(recent), len(recent) < _ENOUGH
+        if busy <= since or (few and busy - since < _SOON_S):
+            return None, len(recent)
+        return work * (busy - since) / (done + typical if few else done), len(recent)
 
     def _busy(self, now: float) -> float:
         """Seconds in which somebody waited, in all."""

@@ -78,9 +78,9 @@ class SessionClient(StreamKeeper):
             try:
                 self._on_event(self.address, StreamOpened())
                 while isinstance(message := await call.read(), FromDecode):
-                    if not self.current:
-                        return "dropped"
                     for event in message.batch or (message,):
+                        if not self.current:
+                            return "dropped"
                         self._on_event(self.address, event)
                 return "the worker ended the session"
             finally:

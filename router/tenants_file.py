@@ -32,12 +32,17 @@ class TenantsFile:
 
     def look(self) -> None:
         """Take what is new."""
-        if self._newest is not None and (now := self._newest.current()) is not self._told:
-            self._told = now
-            self.tenants.replace(now)
+        if self._newest is not None:
+            self._take(self._newest.current())
 
     async def follow(self) -> None:
-        """Look again and again, until cancelled."""
-        while True:
+        """Look again and again, in a thread: streams do not wait for a long file. Until cancelled."""
+        while self._newest is not None:
             await asyncio.sleep(LOOK_S)
-            self.look()
+            self._take(await asyncio.to_thread(self._newest.current))
+        await asyncio.Event().wait()
+
+    def _take(self, now: Mapping[str, TenantSettings]) -> None:
+        if now is not self._told:
+            self._told = now
+            self.tenants.replace(now)

@@ -25,7 +25,7 @@ from cluster.core.protocol import PROTOCOL
 from cluster.stubs.watch_pb2 import Status, WatchEvent, WatchHello
 from router.health import Health
 from router.loads import Report, lend, queue_now
-from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch
+from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pairable
 from router.prefix_index import PrefixIndex
 from router.requests import Limits
 
@@ -320,8 +320,7 @@ class Workers:
         decode, prefill = ([w.facts for w in self.ready(role, now)] for role in ("decode", "prefill"))
         if not decode:
             raise Unavailable("no decode worker is ready")
-        shapes = {p.shape for p in prefill}
-        paired = [d for d in decode if not shapes or d.shape in shapes]
+        paired = pairable(decode, prefill)
         if not paired:
             raise Unavailable(f"no prefill worker fits a decode worker: {describe_mismatch(self.loads(now))}")
         max_context = max(d.max_context for d in paired)

@@ -34,7 +34,7 @@ from cluster.core.config import ClusterConfig, PublicTlsSettings
 from cluster.core.errors import ConfigError, HeadraceError
 from cluster.models.store import default_cache, list_models
 from cluster.run_dir import RunDir, run_dir_of
-from cluster.tls import client_tls
+from cluster.tls import named_tls
 
 FIRST_QUESTION = (
     "A water mill needs a steady stream. A weir across the river holds the water back, and an open channel called the "
@@ -89,7 +89,7 @@ def up(
         return
     started = start_cluster(config, run_dir, _err(), tied=False)
     show_urls(started.status, _out())
-    _ask_first(started, question)
+    _ask_first(started.status, question, config.tls.public)
 
 
 @app.command()
@@ -216,7 +216,7 @@ def _foreground(config: ClusterConfig, run_dir: RunDir, question: str | None) ->
     try:
         with running_cluster(config, run_dir, _err()) as started:
             show_urls(started.status, _out())
-            _ask_first(started, question)
+            _ask_first(started.status, question, config.tls.public)
             _out().print("Ctrl-C stops it.", style="dim")
             code = _wait_for_end(started)
     except KeyboardInterrupt:
@@ -235,17 +235,13 @@ def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _ask_first(started: Started, question: str | None) -> None:
+def _ask_first(now: ClusterStatus, question: str | None, tls: PublicTlsSettings) -> None:
     if question is None:
         return
-    if not (ready := routers(started.status)):
+    if not (ready := routers(now)):
         raise ConfigError("router.replicas: there is no router to ask")
     _out().print(f"\n[bold]{escape(question)}[/]")
-    _ask(
-        asking.Question(question, temperature=0.0, max_tokens=128),
-        ready[0].address,
-        started.run_dir.config().tls.public,
-    )
+    _ask(asking.Question(question, temperature=0.0, max_tokens=128), ready[0].address, tls)
 
 
 def _ask(question: asking.Question, address: str, tls: PublicTlsSettings) -> None:
@@ -253,7 +249,7 @@ def _ask(question: asking.Question, address: str, tls: PublicTlsSettings) -> Non
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    answer = asking.ask(question, address, write, client_tls(tls))
+    answer = asking.ask(question, address, write, named_tls(tls))
     write("\n")
     asking.show_timings(answer, _err())
 

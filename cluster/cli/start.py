@@ -207,15 +207,15 @@ def _wait_until_ready(head: "subprocess.Popen[bytes]", run_dir: RunDir, console:
 
 def wait_until_served(status: ClusterStatus, patience_s: float, tls: PublicTlsSettings | None = None) -> list[str]:
     """Wait until every router would take a request, which takes a decode worker. Returns the names of those late."""
-    routers = {p.name: p.ready.http for p in status.programs if p.ready is not None and p.ready.http is not None}
+    waiting = {p.name: p.ready.http for p in status.programs if p.ready is not None and p.ready.http is not None}
     tls = tls or PublicTlsSettings()
     if not status.desired.get("decode"):
         return []
     clock = SystemClock()
     latest = clock.now() + patience_s
-    while (late := [name for name, url in routers.items() if not _serves(url, tls)]) and clock.now() < latest:
+    while (waiting := {name: url for name, url in waiting.items() if not _serves(url, tls)}) and clock.now() < latest:
         sleep(_LOOK_S)
-    return late
+    return list(waiting)
 
 
 def _serves(url: str, tls: PublicTlsSettings) -> bool:

@@ -146,7 +146,7 @@ class PublicTlsSettings(Settings):
     key_file: str | None = None
     client_ca_file: str | None = Field(None, description="set: clients need a certificate from one of these (mTLS)")
     ca_file: str | None = Field(
-        None, description="whom Headrace's own commands believe, for example `headrace generate`; unset: the system's"
+        None, description="whom Headrace's own commands believe, for example `headrace generate`; unset: public ones"
     )
     server_name: str | None = Field(
         None, description="the certificate's name, for Headrace's own commands; unset: the address they dial"

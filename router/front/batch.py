@@ -55,8 +55,9 @@ async def prepare_all(front: FrontDoor, asks: Sequence[Ask], call: Call, public_
     parts = []
     for ask in asks:
         parts.append(Part(ask, await front.prepare(ask, call, public_id=public_id, tenant=tenant)))
-        check_scored(((part.ask, len(part.request.prompt)) for part in parts), front.settings)
         await asyncio.sleep(0)  # short texts are tokenised on the loop: others have their turn between two of them
+    if len(parts) > 1:  # each by itself is within bounds
+        check_scored(((part.ask, len(part.request.prompt)) for part in parts), front.settings)
     return parts
 
 

@@ -13,7 +13,6 @@ comments before `[DONE]`, which clients ignore.
 import asyncio
 import logging
 import re
-import traceback
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -166,8 +165,7 @@ async def telling(reply: Reply, public_id: str) -> AsyncIterator[None]:
     except HeadraceError as error:
         await _tell(reply, error)
     except Exception as error:  # the one guard around a request (I8)
-        frames = "".join(traceback.format_tb(error.__traceback__))
-        log.error("request %s failed with %s\n%s", public_id, type(error).__name__, frames)
+        log.error("request %s failed", public_id, exc_info=error)
         await _tell(reply, error)
 
 

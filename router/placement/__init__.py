@@ -6,7 +6,7 @@
 """
 
 from router.placement.cost import Cost
-from router.placement.eligible import describe_mismatch
+from router.placement.eligible import describe_mismatch, pairable
 from router.placement.least_loaded import LeastLoaded
 from router.placement.prefix import Prefix
 from router.placement.rates import Rates, StepCell, read_rates
@@ -46,5 +46,6 @@ __all__ = [
     "WorkerLoad",
     "describe_mismatch",
     "difference",
+    "pairable",
     "read_rates",
 ]

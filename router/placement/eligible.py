@@ -11,8 +11,9 @@
    `local_max_tokens` positions to compute; otherwise as the policy says.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from router.placement.estimate import estimate
 from router.placement.types import Demand, Estimate, NoPair, Placement, Shape, Snapshot, Wait, WorkerLoad, difference
@@ -20,6 +21,16 @@ from router.placement.types import Demand, Estimate, NoPair, Placement, Shape, S
 MAX_PREFILL = 3  # D tries at most two; the third is for when one of them has just gone
 MAX_CONSIDERED = 3  # pairs a Placement tells of
 BUSY = Wait("prefill workers are busy")
+
+
+class HasShape(Protocol):
+    """What is known of a worker, loads or facts alone."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+
+Shaped = TypeVar("Shaped", bound=HasShape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,7 @@ def candidates(demand: Demand, snapshot: Snapshot) -> Field | Wait | NoPair:
     """Apply the rules above."""
     if not snapshot.decode:
         return Wait("no decode worker is ready", hopeless=True)
-    paired = pairable(snapshot)
+    paired = pairable(snapshot.decode, snapshot.prefill)
     if not paired:
         return NoPair(describe_mismatch(snapshot))
     able = [d for d in paired if _could_take(d, demand)]
@@ -80,10 +91,10 @@ def in_order(
     return BUSY
 
 
-def pairable(snapshot: Snapshot) -> list[WorkerLoad]:
+def pairable(decode: Iterable[Shaped], prefill: Iterable[HasShape]) -> list[Shaped]:
     """Decode workers that fit a prefill worker; all of them when there is no prefill worker."""
-    shapes = {p.shape for p in snapshot.prefill}
-    return [d for d in snapshot.decode if not shapes or d.shape in shapes]
+    shapes = {p.shape for p in prefill}
+    return [d for d in decode if not shapes or d.shape in shapes]
 
 
 def describe_mismatch(snapshot: Snapshot) -> str:

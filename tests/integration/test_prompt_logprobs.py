@@ -22,6 +22,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TEXT = "Zażółć gęślą 🌶 jaźń, and so on: " * 4
 WORDS = TracerTokenizer()
 RESTART_S = 90.0
+ROUNDS = 5
 
 
 @pytest.fixture(scope="module")
@@ -222,13 +223,18 @@ async def test_a_prefill_worker_dies_in_mid_prompt(running: Stack) -> None:
         assert isinstance(choice, dict)
         return choice
 
-    before = await running.counters()
-    asked = [asyncio.create_task(one(ids)) for ids in prompts]
-    assert await until(reading, 10.0)
-    os.kill(running.pids()[victim][0], signal.SIGKILL)
-    choices = await asyncio.gather(*asked)
-    assert [choice["prompt_logprobs"] for choice in choices] == [listed(ids, 1) for ids in prompts]
-    after = await running.counters()
-    assert after.get("handoff_left: link lost", 0) > before.get("handoff_left: link lost", 0), after
-    await running.all_ready(RESTART_S)
-    await running.quiet()
+    async def lost() -> int:
+        return (await running.counters()).get("handoff_left: link lost", 0)
+
+    before = await lost()
+    for _ in range(ROUNDS):
+        asked = [asyncio.create_task(one(ids)) for ids in prompts]
+        assert await until(reading, 10.0)
+        os.kill(running.pids()[victim][0], signal.SIGKILL)
+        choices = await asyncio.gather(*asked)
+        assert [choice["prompt_logprobs"] for choice in choices] == [listed(ids, 1) for ids in prompts]
+        await running.all_ready(RESTART_S)
+        await running.quiet()
+        if await lost() > before:  # else it was through with all it had when it died
+            return
+    pytest.fail(f"{victim} died {ROUNDS} times, and never in mid prompt")

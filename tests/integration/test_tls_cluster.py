@@ -22,7 +22,7 @@ from cluster.core.config import ClusterConfig
 from cluster.local import LocalCluster
 from cluster.rpc import channel
 from cluster.stubs.inference_pb2_grpc import InferenceStub
-from cluster.tls import CertificateFiles, NamedTls, client_tls
+from cluster.tls import CertificateFiles, NamedTls, named_tls
 from tests.certificates import Authority, Files, files
 from tests.integration.asks import Ask
 from tests.integration.stack import config, until
@@ -136,7 +136,7 @@ async def test_everything_of_ours_speaks_tls_and_our_own_commands_do(running: Ru
             await asyncio.to_thread(get, f"{url.replace('https', 'http')}/ready", tls, within_s=WITHIN_S)
     pieces: list[str] = []
     question = Question("hello", raw=True, max_tokens=3)
-    await asyncio.to_thread(ask, question, running.cluster.grpc_address, pieces.append, client_tls(tls))
+    await asyncio.to_thread(ask, question, running.cluster.grpc_address, pieces.append, named_tls(tls))
     assert pieces
     with pytest.raises(AskFailed):
         await asyncio.to_thread(ask, question, running.cluster.grpc_address, pieces.append)

@@ -46,7 +46,7 @@ def test_what_was_used_is_remembered_as_long_as_it_could_be_used(clock: ManualCl
         clock.advance(WINDOW_S / 5)
         assert server.check(Credentials("the secret", clock=clock).proof(ADDRESS).given, PORT) is not None
         assert server.check(given, PORT) is None
-    assert len(server._used) == len(server._order) <= 11
+    assert len(server._used) <= 11
 
 
 @pytest.mark.parametrize(

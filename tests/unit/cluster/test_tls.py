@@ -8,7 +8,7 @@ import pytest
 from cluster.config import load_config
 from cluster.core.config import InternalTlsSettings, PublicTlsSettings
 from cluster.core.errors import ConfigError
-from cluster.tls import CertificateFiles, internal_tls, public_files
+from cluster.tls import CertificateFiles, named_tls, public_files
 from tests.certificates import Authority, Files, files
 
 ONE, OTHER = Authority(), Authority()
@@ -81,9 +81,9 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked(first: Files) -> None:
 
 
 def test_what_is_configured(first: Files) -> None:
-    assert internal_tls(InternalTlsSettings()) is None
+    assert named_tls(InternalTlsSettings()) is None
     assert public_files(PublicTlsSettings()) is None
-    mutual = internal_tls(InternalTlsSettings(cert_file=first.cert, key_file=first.key, ca_file=first.ca))
+    mutual = named_tls(InternalTlsSettings(cert_file=first.cert, key_file=first.key, ca_file=first.ca))
     assert mutual is not None
     assert (mutual.name, mutual.files.wants_clients) == ("headrace", True)
     one_sided = public_files(PublicTlsSettings(cert_file=first.cert, key_file=first.key))
