@@ -10,6 +10,7 @@ from __future__ import annotations  # grpc's type stubs are generic where its cl
 
 import asyncio
 import logging
+import traceback
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -86,7 +87,8 @@ class InferenceService(InferenceServicer):
         except HeadraceError as error:
             failure: Exception = error
         except Exception as error:  # the one guard around a request (I8)
-            log.error("a gRPC request failed", exc_info=error)
+            frames = "".join(traceback.format_tb(error.__traceback__))  # whoever formats it: not what it says
+            log.error("a gRPC request failed with %s\n%s", type(error).__name__, frames)
             failure = error
         await _abort(context, failure, told)
 

@@ -13,6 +13,7 @@ comments before `[DONE]`, which clients ignore.
 import asyncio
 import logging
 import re
+import traceback
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -165,7 +166,8 @@ async def telling(reply: Reply, public_id: str) -> AsyncIterator[None]:
     except HeadraceError as error:
         await _tell(reply, error)
     except Exception as error:  # the one guard around a request (I8)
-        log.error("request %s failed", public_id, exc_info=error)
+        frames = "".join(traceback.format_tb(error.__traceback__))  # whoever formats it: not what it says
+        log.error("request %s failed with %s\n%s", public_id, type(error).__name__, frames)
         await _tell(reply, error)
 
 
