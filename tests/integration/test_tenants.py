@@ -72,7 +72,9 @@ async def test_nothing_of_a_tenant_shows(running: Stack, valkey: ValkeyServer) -
     shown += [running.cluster.log(name) for name in running.cluster.names]
     client = valkey.client(decode_responses=True)
     keys = sorted(client.keys())
-    assert keys[0].startswith("headrace:headrace:quota:{acme}:")
+    # A bucket that is full again expires (acme's after a second); the one just emptied is there.
+    assert "headrace:headrace:quota:{other}:buckets" in keys
+    assert all(key.startswith("headrace:headrace:quota:{") for key in keys)
     for key in keys:
         shown.append(key)
         shown.append(str(client.hgetall(key) if client.type(key) == "hash" else client.zrange(key, 0, -1)))
