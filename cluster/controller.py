@@ -207,7 +207,9 @@ class Controller:
         if self._desired is None or not self._adopted:
             return
         problems = [stopping.result() for stopping in self._stops.values() if stopping.done()]
-        for action in reconcile(self._desired, set(self._programs) - set(self._stops), self._stops):
+        staying = {name: p for name, p in self._programs.items() if name not in self._stops}
+        running = {name: p is not None and p.state == "ready" for name, p in staying.items()}
+        for action in reconcile(self._desired, running, self._stops):
             if isinstance(action, Stop):
                 self._begin_stop(action.name)
             else:

@@ -26,28 +26,38 @@ CASES: list[tuple[Desired, list[str], list[str], list[Action]]] = [
 
 @pytest.mark.parametrize(("desired", "running", "stopping", "actions"), CASES)
 def test_table(desired: Desired, running: list[str], stopping: list[str], actions: list[Action]) -> None:
-    assert reconcile(desired, running, stopping) == actions
+    assert reconcile(desired, dict.fromkeys(running, True), stopping) == actions
+
+
+def test_a_pool_does_not_lose_its_only_ready_worker_while_others_start() -> None:
+    running = {"decode-0": False, "decode-1": False, "decode-2": False, "decode-3": True}
+    assert reconcile({"decode": 3}, running) == [Stop("decode-2")]
+    assert reconcile({"decode": 1}, running) == [Stop("decode-0"), Stop("decode-1"), Stop("decode-2")]
 
 
 def test_a_foreign_name_is_refused() -> None:
     with pytest.raises(PipeError):
-        reconcile({"decode": 1}, ["controller"])
+        reconcile({"decode": 1}, {"controller": True})
 
 
 roles = st.sampled_from(["prefill", "decode", "router"])
 names = st.builds("{}-{}".format, roles, st.integers(0, 12))
 
 
-@given(st.dictionaries(roles, st.integers(0, 8), min_size=3), st.sets(names))
+@given(st.dictionaries(roles, st.integers(0, 8), min_size=3), st.dictionaries(names, st.booleans()))
 def test_carried_out_it_is_what_was_desired_and_then_nothing_is_left_to_do(
-    desired: dict[Role, int], running: set[str]
+    desired: dict[Role, int], running: dict[str, bool]
 ) -> None:
-    for action in reconcile(desired, running):
+    actions = reconcile(desired, running)
+    ready_victims = {action.name.rpartition("-")[0] for action in actions if running.get(action.name)}
+    for action in actions:
         if isinstance(action, Start):
             assert action.name not in running
-            running.add(action.name)
+            running[action.name] = False
         else:
-            running.remove(action.name)
+            del running[action.name]
+    for role in ready_victims:  # only where nobody is left who is of less use
+        assert all(ready for name, ready in running.items() if name.startswith(role))
     for role, count in desired.items():
         assert sum(name.startswith(role) for name in running) == count
     assert reconcile(desired, running) == []
@@ -55,5 +65,5 @@ def test_carried_out_it_is_what_was_desired_and_then_nothing_is_left_to_do(
 
 @given(st.integers(0, 8), st.sets(names), st.sets(names))
 def test_a_stopping_name_is_never_started(count: int, running: set[str], stopping: set[str]) -> None:
-    actions = reconcile({"decode": count}, running - stopping, stopping)
+    actions = reconcile({"decode": count}, dict.fromkeys(running - stopping, True), stopping)
     assert not {action.name for action in actions if isinstance(action, Start)} & stopping
