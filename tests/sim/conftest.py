@@ -11,7 +11,7 @@ from xdist import is_xdist_worker
 from simulation.run import Verdict, simulate
 
 BATCH = 100
-POLITE = 19  # niceness: who measures or waits for something goes first
+POLITE = 10  # niceness: who measures or waits for something goes first
 _PLAYED = pytest.StashKey[tuple[ProcessPoolExecutor, dict[int, Future[Verdict]]]]()
 
 Play = Callable[[int], Verdict]
