@@ -50,7 +50,7 @@ class Network:
 
     def __enter__(self) -> Self:
         _ip("link", "add", self.bridge, "type", "bridge")
-        # Else it takes the lowest address among its ports, and every pod that goes may change what the others know it by.
+        # Else it takes the lowest among its ports', and a pod that goes may change what the others know it by.
         _ip("link", "set", self.bridge, "address", "02:68:72:00:00:01")
         _ip("addr", "add", f"{SUBNET}.1/24", "dev", self.bridge)
         _ip("link", "set", self.bridge, "up")
