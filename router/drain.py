@@ -7,6 +7,7 @@ guessed: what has not been seen yet is None, or 0.
 
 import math
 from collections import deque
+from collections.abc import Callable
 
 from router.fairness import length_class
 
@@ -17,6 +18,8 @@ _SOON_S = 0.5  # before that and with fewer departures nothing can be said
 _MEMORY = 0.1  # share of the newest value in a running mean
 
 Departure = tuple[float, float]  # when, in busy seconds, and its work
+Estimate = Callable[["Pace", float, float, float], float | None]
+"""`Pace.wait_s`, `longest_s` or `shortest_s`."""
 
 
 class Pace:
@@ -61,6 +64,12 @@ class Pace:
         to about one part in sqrt(n). When a line has just formed these are few, and quick: workers were still empty."""
         wait, departures = self._estimate(work, typical, now)
         return None if wait is None else wait * (1 + 1 / math.sqrt(1 + departures))
+
+    def shortest_s(self, work: float, typical: float, now: float) -> float | None:
+        """As `wait_s`, at the high end: nothing can be ruled out by a line from which nobody has left yet, be it that
+        its workers have just been restarted."""
+        wait, departures = self._estimate(work, typical, now)
+        return None if wait is None else wait * (1 - 1 / math.sqrt(1 + departures))
 
     def _estimate(self, work: float, typical: float, now: float) -> tuple[float | None, int]:
         """The wait, and from how many departures it is known."""

@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 
 from cluster.core.errors import IntegrityError
-from router.drain import Departure, Pace
+from router.drain import Departure, Estimate, Pace
 from router.fairness import Counters
 
 
@@ -78,14 +78,14 @@ class Lane:
             self.paces[entry.length].ended(now)
         self._count(entry, -1)
 
-    def longest_s(self, priority: int, length: int, work: float, now: float) -> float | None:
-        """How long until this much more work of a class has left its line, at most; None while its pace is unknown.
+    def wait_s(self, estimate: Estimate, priority: int, length: int, work: float, now: float) -> float | None:
+        """How long until this much more work of a class has left its line; None while its pace is unknown.
 
         This knows what `ahead` cannot: that others will come meanwhile and go before it.
         """
         before = [entry.work for entry in self.lines[length] if entry.priority <= priority]
         all_of_it = sum(before) + work
-        return self.paces[length].longest_s(all_of_it, all_of_it / (len(before) + 1), now)
+        return estimate(self.paces[length], all_of_it, all_of_it / (len(before) + 1), now)
 
     def in_order(self) -> Iterator[Entry]:
         """Its entries in the order in which they would be served."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from cluster.core.errors import IntegrityError, Overloaded
-from router.drain import Answers, Pace
+from router.drain import Answers, Estimate, Pace
 from router.fairness import length_class, work_of
 from router.lanes import Entry, Lanes
 from router.requests import Request
@@ -116,7 +116,10 @@ class AdmissionQueue:
     def hopeless(self, request: Request, now: float) -> Overloaded | None:
         """For a request that found nobody waiting and no room either: what to say when room will come too late."""
         entry = self._by_id.get(request.request_id)
-        return None if entry is None else self._too_long(request, self._longest_s(entry.work, now))
+        if entry is None:
+            return None
+        waits = [estimate(self._pace, entry.work, self._typical, now) for estimate in (Pace.longest_s, Pace.shortest_s)]
+        return self._too_long(request, *waits)
 
     def put_back(self, entry: Entry, now: float, *, returning: bool, not_before: float) -> None:
         """A place again for an admitted request: in front of new work when `returning`, else where it was."""
@@ -192,32 +195,37 @@ class AdmissionQueue:
 
     def _check_time(self, request: Request, work: float, now: float) -> None:
         """Raises Overloaded when it would wait for too long. Where nobody waits there may be room: see `hopeless`."""
-        if not self._by_id:
-            return
+        if self._by_id:
+            waits = [self._wait_s(estimate, request, work, now) for estimate in (Pace.longest_s, Pace.shortest_s)]
+            if (refusal := self._too_long(request, *waits)) is not None:
+                raise refusal
+
+    def _wait_s(self, estimate: Estimate, request: Request, work: float, now: float) -> float | None:
+        """How long a new request would wait: behind what is served before it, and behind others of its class."""
         where = request.priority, length_class(len(request.prompt))
-        wait = self._lanes.of(request.tenant).longest_s(*where, work, now)
-        if self._too_long(request, self._longest_s(self._work + work, now)) is not None:
-            ahead = self._longest_s(self._lanes.ahead(request.tenant, *where, work), now) or 0.0
-            wait = ahead if wait is None else max(wait, ahead)
-        if (refusal := self._too_long(request, wait)) is not None:
-            raise refusal
+        ahead = min(self._work + work, self._lanes.ahead(request.tenant, *where, work))
+        waits = (
+            estimate(self._pace, ahead, self._typical, now),
+            self._lanes.of(request.tenant).wait_s(estimate, *where, work, now),
+        )
+        return max((wait for wait in waits if wait is not None), default=None)
 
-    def _too_long(self, request: Request, wait: float | None) -> Overloaded | None:
-        """What to say when the request's deadline or the SLO would pass in this time."""
-        patience = self._patience_s(request)
-        if wait is None or wait <= patience:
+    def _too_long(self, request: Request, longest: float | None, shortest: float | None) -> Overloaded | None:
+        """What to say when this wait is. An SLO is a promise to all, so who might miss it is turned away; a deadline is
+        one client's own, so only who must miss it."""
+        slo, deadline = self._bounds.slo_ttft_s, request.deadline_s
+        if shortest is not None and shortest > deadline:
+            message = f"a place would come in about {shortest:.0f} s, after the deadline of {deadline:.0f} s"
+            return Overloaded(message, retry_after_s=_hint(shortest - deadline))
+        if slo is None or longest is None:
             return None
-        slo, deadline, first_s = self._bounds.slo_ttft_s, request.deadline_s, self._first_s(request)
-        if slo is None or wait > deadline:
-            message = f"a place would come in about {wait:.0f} s, after the deadline of {deadline:.0f} s"
-            return Overloaded(message, retry_after_s=_hint(wait - deadline))
-        message = f"the first token would come in about {wait + first_s:.1f} s; {slo:g} s are promised here"
-        return Overloaded(message, retry_after_s=_hint(wait - patience))
-
-    def _patience_s(self, request: Request) -> float:
-        """How long it may be expected to wait."""
-        slo = self._bounds.slo_ttft_s
-        return request.deadline_s if slo is None else min(request.deadline_s, MARGIN * self._left_s(request, slo))
+        patience = min(deadline, MARGIN * self._left_s(request, slo))
+        if longest <= patience:
+            return None
+        message = (
+            f"the first token would come in about {longest + self._first_s(request):.1f} s; {slo:g} s are promised here"
+        )
+        return Overloaded(message, retry_after_s=_hint(longest - patience))
 
     def _left_s(self, request: Request, slo_s: float) -> float:
         """What of the SLO is left for waiting."""
@@ -225,9 +233,6 @@ class AdmissionQueue:
 
     def _first_s(self, request: Request) -> float:
         return self.answers.first_token_s(len(request.prompt))
-
-    def _longest_s(self, work: float, now: float) -> float | None:
-        return self._pace.longest_s(work, self._typical, now)
 
     @property
     def _typical(self) -> float:

@@ -81,6 +81,20 @@ def test_waiting_is_estimated_from_the_drain_rate_while_somebody_waits() -> None
     queue.admit(request("patient", 10.0), 1004.0)
 
 
+def test_a_line_that_stands_for_a_while_rules_nobody_out_by_a_deadline() -> None:
+    """While workers are restarted hardly anybody leaves: that says little about the time after it."""
+    queue = line(100)
+    for number in range(4):
+        queue.admit(request(f"r{number}", 30.0), 0.0)
+    queue.admit(request("with nobody gone", 30.0), 8.0)
+    assert queue.expected_wait_s(8.0) == pytest.approx(5 * 8.0)
+    queue.take("r0", 9.0)
+    assert (queue.expected_wait_s(9.0) or 0.0) * 5 / 4 * (1 - 2**-0.5) < 30.0
+    queue.admit(request("with one gone", 30.0), 9.0)
+    with pytest.raises(Overloaded, match="after the deadline"):
+        queue.admit(request("in a hurry", 1.0), 9.0)
+
+
 def test_an_idle_hour_is_not_a_slow_queue() -> None:
     queue = line(100)
     for number in range(20):
