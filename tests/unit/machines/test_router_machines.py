@@ -45,9 +45,12 @@ class Line(RuleBasedStateMachine):
         waiting = len(self.line)  # all cost the same, and it would be one more
         late = bool(waiting) and wait is not None and wait * (waiting + 1) / waiting > deadline_s
         known = any(self.now - at < 10.0 for at in self.departed.values())  # nobody has left: nothing is sure
+        refusal: Overloaded | None = None
         try:
             entry = self.queue.admit(request, self.now)
-        except Overloaded as refusal:
+        except Overloaded as error:
+            refusal = error
+        if refusal is not None:
             assert full or late
             assert 1.0 <= refusal.retry_after_s <= 60.0
             return
