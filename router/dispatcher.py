@@ -191,8 +191,6 @@ class DispatcherCore:
                 error = DeadlineExceeded(f"not finished within {follow.request.deadline_s:g} s")
                 self._endings.finish(follow, error, now)
         self._end_stranded(now)
-        for request_id in self._books.queue.late(now):
-            self._endings.shed(self._books.requests[request_id], now)
         return self._pump(now)
 
     @contextmanager

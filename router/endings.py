@@ -70,11 +70,6 @@ class Endings:
         """Nobody can go on with it. What was streamed stays right, but incomplete (I4)."""
         self.finish(follow, RequestFailed(why) if follow.emitted_any else Unavailable(why), now)
 
-    def shed(self, follow: Follow, now: float) -> None:
-        """It waited for longer than was promised; the time goes to those who can still be served in time."""
-        message = f"no first token was possible in time, after {now - follow.arrived:.1f} s of waiting"
-        self.finish(follow, Overloaded(message, retry_after_s=self._books.queue.retry_after_s(now)), now)
-
     def settle(self, attempt: Attempt) -> None:
         """The worker may forget this attempt's token log."""
         self.send(attempt.address, pb.FromRouter(ended=pb.AttemptSettled(attempt=attempt.id)))

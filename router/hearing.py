@@ -183,7 +183,11 @@ class Hearing:
         worker.health.refused(attempt.blocks, message.retry_after_s, now)
         if follow.entry.blocked_since is None:
             follow.entry.blocked_since = now
+        just_came = len(follow.record.attempts) == 1 and follow.entry.departures is None  # it has not waited
         self._endings.put_back(follow, now)
+        if just_came and (error := self._books.queue.hopeless(follow.request, now)) is not None:
+            self._endings.finish(follow, error, now)
+            return
         if message.permanent and follow.request.request_id in self._books.requests:
             text = f"the request can never be served: {message.reason}"
             self._endings.finish(follow, RequestFailed(text) if follow.emitted_any else InvalidRequest(text), now)

@@ -37,7 +37,6 @@ class Entry:
     charged: float = 0.0
     not_before: float = 0.0
     blocked_since: float | None = None
-    late_after: float | None = None
     departures: tuple[Departure, Departure] | None = None  # from the whole line, and from that of its class
 
     @property
@@ -83,9 +82,8 @@ class Lane:
 
         This knows what `ahead` cannot: that others will come meanwhile and go before it.
         """
-        before = [entry.work for entry in self.lines[length] if entry.priority <= priority]
-        all_of_it = sum(before) + work
-        return estimate(self.paces[length], all_of_it, all_of_it / (len(before) + 1), now)
+        parts = [entry.work for entry in self.lines[length] if entry.priority <= priority] + ([work] if work else [])
+        return estimate(self.paces[length], sum(parts), sum(parts) / max(1, len(parts)), now)
 
     def in_order(self) -> Iterator[Entry]:
         """Its entries in the order in which they would be served."""

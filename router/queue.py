@@ -9,8 +9,7 @@
 4. *Overtaking.* An entry for which there is no room may be overtaken for OVERTAKE_S; then it is `overdue`, and the
    dispatcher keeps the worker nearest to having room free for it, for HOLD_S at a time: it neither starves nor blocks.
 5. *Leave.* `take` (placed) or `drop` (ended) frees the entry. The gauge is the length of the line, never a counter.
-6. *Late.* Where waiting took longer than was expected, who has missed `slo_ttft_s` already is told so (`late`), and the
-   time goes to those who can still make it.
+   Who was let in is served, be it later than was promised: a refusal comes at once or never.
 """
 
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ and there is always some room for who has nothing in line yet.
 """
 MARGIN = 0.5
 """Who would have to wait for more than this part of what the SLO leaves is refused: an estimate is a mean, so without a
-margin half of those who just get in would be told later, after waiting (benchmarks/overload_modelled.py)."""
+margin half of those who just get in would begin too late (benchmarks/overload_modelled.py)."""
 _RETRY_UNKNOWN_S = 5.0
 _RETRY_MAX_S = 60.0
 
@@ -107,19 +106,16 @@ class AdmissionQueue:
             length=length_class(prompt),
             work=work,
         )
-        if (slo := self._bounds.slo_ttft_s) is not None:
-            entry.late_after = now + self._left_s(request, slo)
         self._insert(entry, now)
         self._lanes.arrive(entry, now)
         return entry
 
     def hopeless(self, request: Request, now: float) -> Overloaded | None:
-        """For a request that found nobody waiting and no room either: what to say when room will come too late."""
-        entry = self._by_id.get(request.request_id)
-        if entry is None:
+        """For a new request for which there was no room though it went before all others, or a worker was thought to
+        have some: what to say when room will come too late."""
+        if request.request_id not in self._by_id:
             return None
-        waits = [estimate(self._pace, entry.work, self._typical, now) for estimate in (Pace.longest_s, Pace.shortest_s)]
-        return self._too_long(request, *waits)
+        return self._too_late(request, 0.0, now)  # its own work is in line
 
     def put_back(self, entry: Entry, now: float, *, returning: bool, not_before: float) -> None:
         """A place again for an admitted request: in front of new work when `returning`, else where it was."""
@@ -167,12 +163,6 @@ class AdmissionQueue:
             entry.blocked_since = now
         return now - entry.blocked_since >= OVERTAKE_S
 
-    def late(self, now: float) -> list[str]:
-        """New requests that wait and cannot have their first token within `slo_ttft_s` any more."""
-        if self._bounds.slo_ttft_s is None:
-            return []
-        return [e.request_id for e in self._by_id.values() if not e.returning and _missed(e, now)]
-
     def expected_wait_s(self, now: float) -> float | None:
         """How long the whole line takes to drain; None while the pace is unknown."""
         if not self._by_id:
@@ -195,13 +185,11 @@ class AdmissionQueue:
 
     def _check_time(self, request: Request, work: float, now: float) -> None:
         """Raises Overloaded when it would wait for too long. Where nobody waits there may be room: see `hopeless`."""
-        if self._by_id:
-            waits = [self._wait_s(estimate, request, work, now) for estimate in (Pace.longest_s, Pace.shortest_s)]
-            if (refusal := self._too_long(request, *waits)) is not None:
-                raise refusal
+        if self._by_id and (refusal := self._too_late(request, work, now)) is not None:
+            raise refusal
 
     def _wait_s(self, estimate: Estimate, request: Request, work: float, now: float) -> float | None:
-        """How long a new request would wait: behind what is served before it, and behind others of its class."""
+        """How long so much more work would wait: behind what is served before it, and behind others of its class."""
         where = request.priority, length_class(len(request.prompt))
         ahead = min(self._work + work, self._lanes.ahead(request.tenant, *where, work))
         waits = (
@@ -210,10 +198,13 @@ class AdmissionQueue:
         )
         return max((wait for wait in waits if wait is not None), default=None)
 
-    def _too_long(self, request: Request, longest: float | None, shortest: float | None) -> Overloaded | None:
-        """What to say when this wait is. An SLO is a promise to all, so who might miss it is turned away; a deadline is
-        one client's own, so only who must miss it."""
+    def _too_late(self, request: Request, work: float, now: float) -> Overloaded | None:
+        """What to say when `work` more in line would wait for too long.
+
+        An SLO is a promise to all: who might miss it is turned away. A deadline is one client's own: who must miss it.
+        """
         slo, deadline = self._bounds.slo_ttft_s, request.deadline_s
+        longest, shortest = (self._wait_s(e, request, work, now) for e in (Pace.longest_s, Pace.shortest_s))
         if shortest is not None and shortest > deadline:
             message = f"a place would come in about {shortest:.0f} s, after the deadline of {deadline:.0f} s"
             return Overloaded(message, retry_after_s=_hint(shortest - deadline))
@@ -255,10 +246,6 @@ class AdmissionQueue:
         self._lanes.remove(entry, now)
         if not self._by_id:
             self._pace.ended(now)
-
-
-def _missed(entry: Entry, now: float) -> bool:
-    return entry.late_after is not None and now > entry.late_after
 
 
 def _hint(seconds: float) -> float:
