@@ -46,7 +46,7 @@ class Callbacks:
     """What the core does when a hand-off gets somewhere."""
 
     first: Callable[[Attempt, First], None]
-    settled: Callable[[Attempt, Transfer, float], None]
+    settled: Callable[[Attempt, Transfer], None]
     no_prefill: Callable[[Attempt, str, float], None]
     failed: Callable[[Attempt, str, bool, float], None]
     scored: Callable[[Attempt, PromptLogprobs], None]
@@ -145,6 +145,7 @@ class HandOffs:
         if transfer is None:
             return
         if invalid:
+            transfer.timeline.left("invalid")
             self._on.failed(transfer.attempt, reason, True, now)
         else:
             self._next_holder(transfer, "job failed", now, detail=reason)
@@ -155,11 +156,7 @@ class HandOffs:
             self._state.counters["offer_late"] += 1  # its hand-off is over, or has another holder
             return
         transfer.progress_at = now
-        marks = transfer.timeline
-        if marks.first_offer is None:
-            marks.first_offer = now
-            marks.offer_wait = now - marks.job_sent
-        marks.last_offer = now
+        transfer.timeline.offer(now)
         if not is_told(offer, transfer.attempt, self._state.block_size):
             self._next_holder(transfer, "told other log-probabilities", now)
             return
@@ -222,10 +219,10 @@ class HandOffs:
             self._state.counters["read_late"] += 1  # it was given up before; its bytes stay in the slot
             self._post_reads(now)
             return
-        marks = transfer.timeline
-        marks.wire += now - marks.posted.pop(report.id)
+        transfer.timeline.read(report.id, now)
         if isinstance(report, ReadFailed) or slot is None:
             del self._reads[report.id]
+            transfer.timeline.drop(report.id)
             transfer.handoff.read_failed(report.id)
             self._next_holder(transfer, "read failed", now)
             self._post_reads(now)
@@ -236,7 +233,6 @@ class HandOffs:
         self._state.books.share(blocks, copy_owner(report.id))
         self._copying[report.id] = blocks
         self._state.to_engine(Copy(report.id, slot, blocks))
-        marks.verify -= now
 
     def copy_ended(self, report: CopyDone, now: float) -> None:
         """A copy is in private memory: judge it."""
@@ -247,11 +243,11 @@ class HandOffs:
             self._state.counters["copy_late"] += 1
             self._post_reads(now)
             return
-        transfer.timeline.verify += now
         transfer.progress_at = now
         verified, doubted = transfer.handoff.copy_done(report.id, report.digests)
-        self._state.counters["kv_bytes"] += len(verified) * self._state.facts.layout.block_bytes
-        self._publish(transfer, {v.index: v.digest for v in verified})
+        self._state.counters["kv_bytes"] += (moved := len(verified) * self._state.facts.layout.block_bytes)
+        transfer.timeline.copied(report.id, moved, now)
+        self._publish(transfer, {v.index: v.digest for v in verified}, now)
         if doubted and transfer.peer is not None:
             refs = [BlockRef(block=b.block, generation=b.generation) for b in doubted]
             self._peers.send(transfer.peer, FromDecodePeer(recheck=Recheck(attempt=transfer.attempt.id, blocks=refs)))
@@ -263,6 +259,7 @@ class HandOffs:
     def _close(self, transfer: Transfer, rest: str) -> None:
         """The hand-off is over. Each block it wanted is verified, or in the `rest`, and so it is counted."""
         transfer.closed = True
+        transfer.timeline.left(rest)
         handoff, counters = transfer.handoff, self._state.counters
         counters[f"kv_blocks_{rest}"] += len(handoff.keys) - handoff.verified_blocks
         counters["kv_blocks_behind_a_gap"] += handoff.behind_a_gap
@@ -291,6 +288,7 @@ class HandOffs:
             return
         if transfer.peer is not None:
             self._state.counters["job_refused" if refused else f"handoff_left: {cause}"] += 1
+            transfer.timeline.left(cause)
             transfer.refusals.append(f"{transfer.peer.address.worker}: {detail or cause}")
             if cause in (*_HOLDERS_FAULTS, *_HOLDERS_LIES) and self._peers.breaker(transfer.peer).failed(now):
                 self._state.counters["breaker_opened"] += 1
@@ -314,7 +312,8 @@ class HandOffs:
         attempt = transfer.attempt
         transfer.tried += 1
         transfer.peer = peer = self._peers.reach(address)
-        transfer.progress_at = transfer.timeline.job_sent = now
+        transfer.progress_at = now
+        transfer.timeline.asked(self._state.pairs.of(address.worker), now)
         transfer.eta = 0.0
         unusable = peer.reason if peer.link is LinkState.MISMATCH else ""
         if self._state.staging.stuck(peer.name):
@@ -345,7 +344,7 @@ class HandOffs:
                 del self._reads[read_id]  # copies: their blocks stay owned by the copy
 
     def _give_up(self, transfer: Transfer, read_id: int) -> None:
-        transfer.timeline.posted.pop(read_id, None)
+        transfer.timeline.drop(read_id)
         if self._reads.pop(read_id, None) is not None:
             transfer.handoff.give_up(read_id)
             self._state.staging.give_up(read_id)
@@ -364,11 +363,11 @@ class HandOffs:
                 read_id, slot = started
                 transfer.handoff.start_read(read_id, [index for index, _ in run])
                 self._reads[read_id] = transfer
-                transfer.timeline.posted[read_id] = now
+                transfer.timeline.post(read_id, now)
                 ranges = merge_ranges([peer.hello.pool_address + o.block * block_bytes for _, o in run], block_bytes)
                 self._state.to_engine(Read(read_id, peer.hello.agent, ranges, slot))
 
-    def _publish(self, transfer: Transfer, digests: dict[int, bytes]) -> None:
+    def _publish(self, transfer: Transfer, digests: dict[int, bytes], now: float) -> None:
         """Enter blocks into the prefix index in prompt order, so that a published block is never recomputed over."""
         transfer.digests.update(digests)
         prompt = transfer.attempt.prompt
@@ -380,6 +379,7 @@ class HandOffs:
             key, digest = transfer.handoff.keys[index], transfer.digests.pop(index)
             self._state.books.publish(block, generation, key, digest, index)
             transfer.published += 1
+        transfer.timeline.published(bool(transfer.digests), now)
 
     def _settle(self, transfer: Transfer, now: float) -> None:
         """Finish the hand-off when nothing is outstanding: all here, or no holder left and no copy in progress."""
@@ -391,9 +391,10 @@ class HandOffs:
         if not finished and not stranded:
             return
         del self._transfers[transfer.attempt.id]
-        self._close(transfer, "recomputed")
         if transfer.peer is not None:
+            transfer.timeline.settled(now)
             self._peers.breaker(transfer.peer).succeeded()
             taken = Taken(attempt=transfer.attempt.id, until_position=len(transfer.attempt.prompt_ids), all=True)
             self._peers.send(transfer.peer, FromDecodePeer(taken=taken))
-        self._on.settled(transfer.attempt, transfer, now)
+        self._close(transfer, "recomputed")
+        self._on.settled(transfer.attempt, transfer)

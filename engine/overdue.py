@@ -1,5 +1,6 @@
 """How long steps take, learnt from the steps themselves: for etas, and to notice a stuck engine (I9)."""
 
+from engine.durations import Durations
 from engine.rates import StepRates
 
 GRACE_S = 10.0
@@ -16,12 +17,14 @@ class OverdueWatch:
 
     def __init__(self) -> None:
         self.rates = StepRates()  # finer, for routers
+        self.steps = Durations()
         self._asked: float | None = None
         self.is_late = False  # at the last `check`: new work should go elsewhere
         self.reading_rate = 0.0  # positions per second in steps that read prompts; 0 before the first
 
     def done(self, tokens: int, seconds: float) -> None:
         """A step of `tokens` positions took `seconds`."""
+        self.steps.add(seconds)
         if tokens >= READING:
             rate = tokens / max(seconds, 1e-9)
             self.reading_rate = rate if not self.reading_rate else (1 - WEIGHT) * self.reading_rate + WEIGHT * rate
