@@ -88,6 +88,7 @@ class HandOffs:
         transfer = self._transfers.pop(attempt.id, None)
         if transfer is None:
             return
+        transfer.timeline.left("abandoned" if attempt.live else "answered")
         self._close(transfer, "abandoned")
         self._leave_holder(transfer, cancel=True)
         self._give_up_reads(transfer)
@@ -106,7 +107,7 @@ class HandOffs:
                 self._give_up(transfer, read_id)
             if late:
                 self._next_holder(transfer, "read timed out", now)
-            elif now - transfer.progress_at > max(limits.offer_timeout_s, 3 * transfer.eta) and self._starved(transfer):
+            elif transfer.starved(self._state.staging, now, limits.offer_timeout_s):
                 self._next_holder(transfer, "no offer in time", now)
         self._post_reads(now)  # reads that were given up leave room for others
 
@@ -156,7 +157,7 @@ class HandOffs:
             self._state.counters["offer_late"] += 1  # its hand-off is over, or has another holder
             return
         transfer.progress_at = now
-        transfer.timeline.offer(now)
+        transfer.timeline.offer(offer.first_position + len(offer.blocks) * self._state.block_size, now)
         if not is_told(offer, transfer.attempt, self._state.block_size):
             self._next_holder(transfer, "told other log-probabilities", now)
             return
@@ -176,6 +177,8 @@ class HandOffs:
         transfer.progress_at = now
         transfer.cached_tokens = message.cached_tokens
         transfer.prefill_s = now - transfer.timeline.job_sent
+        if message.cached_tokens:  # nothing else may follow, should the first token be the last
+            self._tell_holder(transfer, peer)
         self._on.first(transfer.attempt, message)
         self._settle(transfer, now)
 
@@ -271,12 +274,6 @@ class HandOffs:
         transfer = self._transfers.get(attempt_id)
         return transfer if transfer is not None and transfer.peer is peer else None
 
-    def _starved(self, transfer: Transfer) -> bool:
-        """It is the holder's turn: what it offered waits for no read, copy or slot of ours, or for its hung reads."""
-        if transfer.handoff.reads or transfer.peer is None:
-            return False
-        return not transfer.handoff.next_range(1) or self._state.staging.stuck(transfer.peer.name)
-
     def _next_holder(
         self, transfer: Transfer, cause: str, now: float, *, detail: str = "", refused: bool = False
     ) -> None:
@@ -309,7 +306,6 @@ class HandOffs:
         self._settle(transfer, now)
 
     def _send_job(self, transfer: Transfer, address: WorkerAddress, now: float) -> None:
-        attempt = transfer.attempt
         transfer.tried += 1
         transfer.peer = peer = self._peers.reach(address)
         transfer.progress_at = now
@@ -323,10 +319,14 @@ class HandOffs:
         if unusable:
             self._next_holder(transfer, "unusable", now, detail=unusable, refused=True)
             return
-        prefill_on = PrefillOn(attempt=attempt.id, worker=address.worker)
-        self._state.to_router(attempt, FromDecode(prefill_on=prefill_on))
+        self._tell_holder(transfer, peer)
         job = make_job(transfer, now, self._state.block_size)
         self._peers.send(peer, FromDecodePeer(job=job))
+
+    def _tell_holder(self, transfer: Transfer, peer: Peer) -> None:
+        worker, cached = peer.address.worker, transfer.cached_tokens
+        message = PrefillOn(attempt=transfer.attempt.id, worker=worker, cached_tokens=cached)
+        self._state.to_router(transfer.attempt, FromDecode(prefill_on=message))
 
     def _leave_holder(self, transfer: Transfer, *, cancel: bool) -> None:
         peer, transfer.peer = transfer.peer, None

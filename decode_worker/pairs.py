@@ -1,6 +1,6 @@
-"""What hand-offs from each prefill worker came to since this worker began: jobs by their end, bytes, and where time went.
+"""What hand-offs from each prefill worker came to since this worker began: jobs by their end, bytes, where time went.
 
-Rows go by the worker's name, so that they outlive its lives; routers are told of those that live now (proto/watch.proto).
+Rows go by the worker's name, so they outlive its lives; routers are told of those that live now (proto/watch.proto).
 """
 
 from collections import Counter, OrderedDict
@@ -30,14 +30,14 @@ class Pairs:
     """The rows of one decode worker."""
 
     def __init__(self) -> None:
-        self._by_name: OrderedDict[str, Pair] = OrderedDict()  # last used last
+        self.rows: OrderedDict[str, Pair] = OrderedDict()  # last used last
 
     def of(self, prefill: str) -> Pair:
         """The row of this prefill worker; the one that was not used for longest goes when there are too many."""
-        pair = self._by_name.setdefault(prefill, Pair())
-        self._by_name.move_to_end(prefill)
-        if len(self._by_name) > MOST:
-            self._by_name.popitem(last=False)
+        pair = self.rows.setdefault(prefill, Pair())
+        self.rows.move_to_end(prefill)
+        if len(self.rows) > MOST:
+            self.rows.popitem(last=False)
         return pair
 
     def told(self, living: Container[str], set_aside: Mapping[str, int]) -> list[watch_pb2.Pair]:
@@ -55,6 +55,6 @@ class Pairs:
                 exposed_s=pair.exposed,
                 slots_set_aside=set_aside.get(name, 0),
             )
-            for name, pair in self._by_name.items()
+            for name, pair in self.rows.items()
             if name in living
         ]

@@ -7,7 +7,6 @@ from cluster.stubs.watch_pb2 import Durations, LinkRate, PrefillRate, Rates, Sta
 from decode_worker.attempts import Phase
 from decode_worker.peers import Peers
 from decode_worker.state import State
-from engine.durations import BOUNDS_S
 from engine.overdue import OverdueWatch
 from engine.rates import StepRates, report_queue
 
@@ -33,7 +32,7 @@ def make_status(state: State, peers: Peers, pace: OverdueWatch, *, handoffs: int
         handing_off=in_phase[Phase.HANDING_OFF],
         context_tokens=sum(len(stream.tokens) for stream in streams),
         rates=_rates(state, peers, pace.rates),
-        steps=Durations(bounds_s=BOUNDS_S, counts=pace.steps.counts, sum_s=pace.steps.sum_s),
+        steps=Durations(bounds_s=pace.steps.bounds, counts=pace.steps.counts, sum_s=pace.steps.sum_s),
         cached_blocks=state.books.cached,
         pairs=state.pairs.told(peers.living(), set_aside),
         gauges={

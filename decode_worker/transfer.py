@@ -7,6 +7,9 @@ from decode_worker.attempts import Attempt
 from decode_worker.pairs import Pair
 from decode_worker.peers import Peer
 from kv_transfer.handoff import HandOff
+from kv_transfer.staging import Staging
+
+MOST_OFFERS = 64  # remembered
 
 
 @dataclass(slots=True)
@@ -20,6 +23,9 @@ class Timeline:
     ended: str = ""  # how the last job did
     job_sent: float = 0.0
     offered: bool = False  # by the present holder
+    offers: list[tuple[int, float]] = field(
+        default_factory=list
+    )  # of the present holder: position, seconds since asked
     first_offer: float | None = None
     last_offer: float | None = None
     offer_wait: float = 0.0
@@ -36,6 +42,7 @@ class Timeline:
         """A job goes to this holder."""
         pair.sent += 1
         self.job, self.job_sent, self.offered = pair, now, False
+        self.offers.clear()
 
     def left(self, how: str) -> None:
         """The job has ended, if one was under way."""
@@ -43,8 +50,10 @@ class Timeline:
             self.job.jobs[how] += 1
             self.job, self.ended = None, how
 
-    def offer(self, now: float) -> None:
-        """The holder offers blocks."""
+    def offer(self, until: int, now: float) -> None:
+        """The holder offers blocks up to this position."""
+        self.offers[MOST_OFFERS - 1 :] = []
+        self.offers.append((until, now - self.job_sent))
         if self.first_offer is None:
             self.first_offer, self.offer_wait = now, now - self.job_sent
         if self.job is not None and not self.offered:
@@ -118,3 +127,14 @@ class Transfer:
     closed: bool = False
     timeline: Timeline = field(default_factory=Timeline)
     digests: dict[int, bytes] = field(default_factory=dict)
+
+    def starved(self, staging: Staging, now: float, patience_s: float) -> bool:
+        """Nothing has moved for too long, and it is the holder's turn.
+
+        What it offered waits for no read, copy or slot of ours, or for its hung reads.
+        """
+        if now - self.progress_at <= max(patience_s, 3 * self.eta):
+            return False
+        if self.handoff.reads or self.peer is None:
+            return False
+        return not self.handoff.next_range(1) or staging.stuck(self.peer.name)

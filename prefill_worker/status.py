@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from cluster.core.config import ClusterConfig
 from cluster.stubs.watch_pb2 import Durations, PrefillRate, Rates, Status
 from engine.batcher import Batcher
-from engine.durations import BOUNDS_S
 from engine.overdue import OverdueWatch
 from engine.rates import report_queue
 from prefill_worker.jobs import Job, Phase
@@ -28,7 +27,7 @@ def make_status(
         queue=report_queue(queue),
         window_tokens=config.handoff.admission_window_tokens,
         cached_blocks=books.cached,
-        steps=Durations(bounds_s=BOUNDS_S, counts=pace.steps.counts, sum_s=pace.steps.sum_s),
+        steps=Durations(bounds_s=pace.steps.bounds, counts=pace.steps.counts, sum_s=pace.steps.sum_s),
         rates=Rates(
             prefill=[PrefillRate(depth=depth, tokens_per_s=rate) for depth, rate in pace.rates.prefill()],
             chunk_tokens=config.chunk_tokens("prefill"),

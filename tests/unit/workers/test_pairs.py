@@ -1,4 +1,4 @@
-"""What is told of each pair: jobs end in one way each, bytes are those that were verified, times add up to a hand-off's."""
+"""What is told of each pair: jobs end in one way each, bytes are verified ones, times add up to a hand-off's."""
 
 from collections import Counter
 
@@ -45,9 +45,17 @@ def test_a_holder_that_is_left_is_so_in_its_own_row_and_bytes_stay_with_who_sent
     rows = Counter({how: count for pair in told(world).values() for how, count in pair.jobs.items()})
     state = world.decode["decode-0"].state
     assert state.pairs.of(first).jobs == {"link lost": 1}
-    assert sum(pair.kv_bytes for pair in state.pairs._by_name.values()) == state.counters["kv_bytes"]
-    assert sum(pair.sent for pair in state.pairs._by_name.values()) == 1 + rows["ok"]
+    assert sum(pair.kv_bytes for pair in state.pairs.rows.values()) == state.counters["kv_bytes"]
+    assert sum(pair.sent for pair in state.pairs.rows.values()) == 1 + rows["ok"]
     assert state.counters["prefill_local"] == sum(n for name, n in state.counters.items() if name.startswith("local: "))
+
+
+def test_a_job_whose_first_token_was_all_is_answered() -> None:
+    world = warm_world()
+    attempt = world.submit(IDS, 1, ignore_eos=True)
+    finish(world, attempt, 1)
+    ends = Counter({how: count for pair in told(world).values() for how, count in pair.jobs.items()})
+    assert ends == {"answered": 1}
 
 
 def test_verified_blocks_that_wait_for_one_before_them_are_the_time_of_publishing() -> None:
@@ -62,7 +70,7 @@ def test_verified_blocks_that_wait_for_one_before_them_are_the_time_of_publishin
 def test_a_read_that_was_given_up_counts_for_nobody() -> None:
     pair, marks = Pairs().of("prefill-0"), Timeline()
     marks.asked(pair, 0.0)
-    marks.offer(1.0)
+    marks.offer(16, 1.0)
     marks.post(7, 1.0)
     marks.drop(7)
     marks.left("read timed out")
@@ -78,4 +86,4 @@ def test_rows_are_bounded_and_those_of_the_gone_are_not_told() -> None:
         pairs.of(f"other-{number}")
         assert pairs.of("prefill-0") is kept
     assert [row.prefill for row in pairs.told({"prefill-0", "nobody"}, {"prefill-0": 2})] == ["prefill-0"]
-    assert len(pairs._by_name) == MOST
+    assert len(pairs.rows) == MOST
