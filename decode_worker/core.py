@@ -19,6 +19,7 @@ from cluster.stubs.session_pb2 import (
     FromRouter,
     HandedOff,
     NoPrefill,
+    Offered,
     PrefillOn,
     ResumeAttempt,
     RouterHello,
@@ -277,15 +278,17 @@ class DecodeCore:
             attempt.phase = Phase.HANDING_OFF
             self.handoffs.start(attempt, attempt.prompt.keys(), now)
         else:
-            self._local(attempt, attempt.prefix_blocks * self.state.block_size)
+            why = "short prompt" if attempt.submit.prefill else "no prefill worker"
+            self._local(attempt, attempt.prefix_blocks * self.state.block_size, why)
 
-    def _local(self, attempt: Attempt, cached: int) -> None:
+    def _local(self, attempt: Attempt, cached: int, why: str) -> None:
         message = PrefillOn(attempt=attempt.id, worker="local", cached_tokens=cached)
         self.state.to_router(attempt, FromDecode(prefill_on=message))
         self.state.counters["prefill_local"] += 1
+        self.state.counters[f"local: {why}"] += 1
         self._decoding.prefill_here(attempt)
 
-    def _settled(self, attempt: Attempt, transfer: Transfer, now: float) -> None:
+    def _settled(self, attempt: Attempt, transfer: Transfer) -> None:
         """The hand-off is over: go on from the verified prefix."""
         marks, block_size = transfer.timeline, self.state.block_size
         assert attempt.prompt is not None
@@ -303,7 +306,9 @@ class DecodeCore:
                 offer_wait_s=marks.offer_wait,
                 wire_s=marks.wire,
                 verify_s=marks.verify,
-                exposed_s=now - marks.last_offer if marks.last_offer is not None else 0.0,
+                publish_s=marks.publish,
+                exposed_s=marks.exposed,
+                offers=[Offered(until=until, at_s=at) for until, at in marks.offers],
                 prefill_s=transfer.prefill_s,
                 recomputed_tokens=(total - verified) * block_size,
                 transport=self.state.config.transport.kind,
@@ -312,7 +317,8 @@ class DecodeCore:
         if verified == total and (transfer.first_known or not attempt.owed):
             self._decoding.begin(attempt)
         else:
-            self._local(attempt, transfer.handoff.first * block_size)
+            why = "no first token" if marks.ended == "ok" else marks.ended
+            self._local(attempt, transfer.handoff.first * block_size, why)
 
     def _no_prefill(self, attempt: Attempt, reason: str, now: float) -> None:
         message = NoPrefill(attempt=attempt.id, reason=reason, retry_after_s=0.2)
@@ -358,7 +364,7 @@ class DecodeCore:
 
     def status(self) -> Status:
         """What routers see twice a second."""
-        status = make_status(self.state, self.peers, self._overdue.rates, handoffs=self.handoffs.active)
+        status = make_status(self.state, self.peers, self._overdue, handoffs=self.handoffs.active)
         status.ready = not self._overdue.is_late
         return status
 

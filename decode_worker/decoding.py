@@ -113,6 +113,7 @@ class Decoding:
     def _prompt_row(self, attempt: Attempt, result: RowResult) -> None:
         """A chunk of a prompt that is computed here."""
         prompt = result.sequence
+        self._state.counters["prompt_tokens_computed"] += result.written
         if result.scored is not None and prompt.scoring is not None:
             arrays = (result.scored.logprobs, result.scored.ids, result.scored.ranks)
             for message in score_messages(attempt.id, prompt.scoring.next, result.scored.top, *arrays):

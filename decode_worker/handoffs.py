@@ -46,7 +46,7 @@ class Callbacks:
     """What the core does when a hand-off gets somewhere."""
 
     first: Callable[[Attempt, First], None]
-    settled: Callable[[Attempt, Transfer, float], None]
+    settled: Callable[[Attempt, Transfer], None]
     no_prefill: Callable[[Attempt, str, float], None]
     failed: Callable[[Attempt, str, bool, float], None]
     scored: Callable[[Attempt, PromptLogprobs], None]
@@ -88,6 +88,7 @@ class HandOffs:
         transfer = self._transfers.pop(attempt.id, None)
         if transfer is None:
             return
+        transfer.timeline.left("abandoned" if attempt.live else "answered")
         self._close(transfer, "abandoned")
         self._leave_holder(transfer, cancel=True)
         self._give_up_reads(transfer)
@@ -106,7 +107,7 @@ class HandOffs:
                 self._give_up(transfer, read_id)
             if late:
                 self._next_holder(transfer, "read timed out", now)
-            elif now - transfer.progress_at > max(limits.offer_timeout_s, 3 * transfer.eta) and self._starved(transfer):
+            elif transfer.starved(self._state.staging, now, limits.offer_timeout_s):
                 self._next_holder(transfer, "no offer in time", now)
         self._post_reads(now)  # reads that were given up leave room for others
 
@@ -145,6 +146,7 @@ class HandOffs:
         if transfer is None:
             return
         if invalid:
+            transfer.timeline.left("invalid")
             self._on.failed(transfer.attempt, reason, True, now)
         else:
             self._next_holder(transfer, "job failed", now, detail=reason)
@@ -155,11 +157,7 @@ class HandOffs:
             self._state.counters["offer_late"] += 1  # its hand-off is over, or has another holder
             return
         transfer.progress_at = now
-        marks = transfer.timeline
-        if marks.first_offer is None:
-            marks.first_offer = now
-            marks.offer_wait = now - marks.job_sent
-        marks.last_offer = now
+        transfer.timeline.offer(offer.first_position + len(offer.blocks) * self._state.block_size, now)
         if not is_told(offer, transfer.attempt, self._state.block_size):
             self._next_holder(transfer, "told other log-probabilities", now)
             return
@@ -179,6 +177,8 @@ class HandOffs:
         transfer.progress_at = now
         transfer.cached_tokens = message.cached_tokens
         transfer.prefill_s = now - transfer.timeline.job_sent
+        if message.cached_tokens:  # nothing else may follow, should the first token be the last
+            self._tell_holder(transfer, peer)
         self._on.first(transfer.attempt, message)
         self._settle(transfer, now)
 
@@ -222,10 +222,10 @@ class HandOffs:
             self._state.counters["read_late"] += 1  # it was given up before; its bytes stay in the slot
             self._post_reads(now)
             return
-        marks = transfer.timeline
-        marks.wire += now - marks.posted.pop(report.id)
+        transfer.timeline.read(report.id, now)
         if isinstance(report, ReadFailed) or slot is None:
             del self._reads[report.id]
+            transfer.timeline.drop(report.id)
             transfer.handoff.read_failed(report.id)
             self._next_holder(transfer, "read failed", now)
             self._post_reads(now)
@@ -236,7 +236,6 @@ class HandOffs:
         self._state.books.share(blocks, copy_owner(report.id))
         self._copying[report.id] = blocks
         self._state.to_engine(Copy(report.id, slot, blocks))
-        marks.verify -= now
 
     def copy_ended(self, report: CopyDone, now: float) -> None:
         """A copy is in private memory: judge it."""
@@ -247,11 +246,11 @@ class HandOffs:
             self._state.counters["copy_late"] += 1
             self._post_reads(now)
             return
-        transfer.timeline.verify += now
         transfer.progress_at = now
         verified, doubted = transfer.handoff.copy_done(report.id, report.digests)
-        self._state.counters["kv_bytes"] += len(verified) * self._state.facts.layout.block_bytes
-        self._publish(transfer, {v.index: v.digest for v in verified})
+        self._state.counters["kv_bytes"] += (moved := len(verified) * self._state.facts.layout.block_bytes)
+        transfer.timeline.copied(report.id, moved, now)
+        self._publish(transfer, {v.index: v.digest for v in verified}, now)
         if doubted and transfer.peer is not None:
             refs = [BlockRef(block=b.block, generation=b.generation) for b in doubted]
             self._peers.send(transfer.peer, FromDecodePeer(recheck=Recheck(attempt=transfer.attempt.id, blocks=refs)))
@@ -263,6 +262,7 @@ class HandOffs:
     def _close(self, transfer: Transfer, rest: str) -> None:
         """The hand-off is over. Each block it wanted is verified, or in the `rest`, and so it is counted."""
         transfer.closed = True
+        transfer.timeline.left(rest)
         handoff, counters = transfer.handoff, self._state.counters
         counters[f"kv_blocks_{rest}"] += len(handoff.keys) - handoff.verified_blocks
         counters["kv_blocks_behind_a_gap"] += handoff.behind_a_gap
@@ -273,12 +273,6 @@ class HandOffs:
     def _current(self, attempt_id: str, peer: Peer) -> Transfer | None:
         transfer = self._transfers.get(attempt_id)
         return transfer if transfer is not None and transfer.peer is peer else None
-
-    def _starved(self, transfer: Transfer) -> bool:
-        """It is the holder's turn: what it offered waits for no read, copy or slot of ours, or for its hung reads."""
-        if transfer.handoff.reads or transfer.peer is None:
-            return False
-        return not transfer.handoff.next_range(1) or self._state.staging.stuck(transfer.peer.name)
 
     def _next_holder(
         self, transfer: Transfer, cause: str, now: float, *, detail: str = "", refused: bool = False
@@ -291,6 +285,7 @@ class HandOffs:
             return
         if transfer.peer is not None:
             self._state.counters["job_refused" if refused else f"handoff_left: {cause}"] += 1
+            transfer.timeline.left(cause)
             transfer.refusals.append(f"{transfer.peer.address.worker}: {detail or cause}")
             if cause in (*_HOLDERS_FAULTS, *_HOLDERS_LIES) and self._peers.breaker(transfer.peer).failed(now):
                 self._state.counters["breaker_opened"] += 1
@@ -311,10 +306,10 @@ class HandOffs:
         self._settle(transfer, now)
 
     def _send_job(self, transfer: Transfer, address: WorkerAddress, now: float) -> None:
-        attempt = transfer.attempt
         transfer.tried += 1
         transfer.peer = peer = self._peers.reach(address)
-        transfer.progress_at = transfer.timeline.job_sent = now
+        transfer.progress_at = now
+        transfer.timeline.asked(self._state.pairs.of(address.worker), now)
         transfer.eta = 0.0
         unusable = peer.reason if peer.link is LinkState.MISMATCH else ""
         if self._state.staging.stuck(peer.name):
@@ -324,10 +319,14 @@ class HandOffs:
         if unusable:
             self._next_holder(transfer, "unusable", now, detail=unusable, refused=True)
             return
-        prefill_on = PrefillOn(attempt=attempt.id, worker=address.worker)
-        self._state.to_router(attempt, FromDecode(prefill_on=prefill_on))
+        self._tell_holder(transfer, peer)
         job = make_job(transfer, now, self._state.block_size)
         self._peers.send(peer, FromDecodePeer(job=job))
+
+    def _tell_holder(self, transfer: Transfer, peer: Peer) -> None:
+        worker, cached = peer.address.worker, transfer.cached_tokens
+        message = PrefillOn(attempt=transfer.attempt.id, worker=worker, cached_tokens=cached)
+        self._state.to_router(transfer.attempt, FromDecode(prefill_on=message))
 
     def _leave_holder(self, transfer: Transfer, *, cancel: bool) -> None:
         peer, transfer.peer = transfer.peer, None
@@ -345,7 +344,7 @@ class HandOffs:
                 del self._reads[read_id]  # copies: their blocks stay owned by the copy
 
     def _give_up(self, transfer: Transfer, read_id: int) -> None:
-        transfer.timeline.posted.pop(read_id, None)
+        transfer.timeline.drop(read_id)
         if self._reads.pop(read_id, None) is not None:
             transfer.handoff.give_up(read_id)
             self._state.staging.give_up(read_id)
@@ -364,11 +363,11 @@ class HandOffs:
                 read_id, slot = started
                 transfer.handoff.start_read(read_id, [index for index, _ in run])
                 self._reads[read_id] = transfer
-                transfer.timeline.posted[read_id] = now
+                transfer.timeline.post(read_id, now)
                 ranges = merge_ranges([peer.hello.pool_address + o.block * block_bytes for _, o in run], block_bytes)
                 self._state.to_engine(Read(read_id, peer.hello.agent, ranges, slot))
 
-    def _publish(self, transfer: Transfer, digests: dict[int, bytes]) -> None:
+    def _publish(self, transfer: Transfer, digests: dict[int, bytes], now: float) -> None:
         """Enter blocks into the prefix index in prompt order, so that a published block is never recomputed over."""
         transfer.digests.update(digests)
         prompt = transfer.attempt.prompt
@@ -380,6 +379,7 @@ class HandOffs:
             key, digest = transfer.handoff.keys[index], transfer.digests.pop(index)
             self._state.books.publish(block, generation, key, digest, index)
             transfer.published += 1
+        transfer.timeline.published(bool(transfer.digests), now)
 
     def _settle(self, transfer: Transfer, now: float) -> None:
         """Finish the hand-off when nothing is outstanding: all here, or no holder left and no copy in progress."""
@@ -391,9 +391,10 @@ class HandOffs:
         if not finished and not stranded:
             return
         del self._transfers[transfer.attempt.id]
-        self._close(transfer, "recomputed")
         if transfer.peer is not None:
+            transfer.timeline.settled(now)
             self._peers.breaker(transfer.peer).succeeded()
             taken = Taken(attempt=transfer.attempt.id, until_position=len(transfer.attempt.prompt_ids), all=True)
             self._peers.send(transfer.peer, FromDecodePeer(taken=taken))
-        self._on.settled(transfer.attempt, transfer, now)
+        self._close(transfer, "recomputed")
+        self._on.settled(transfer.attempt, transfer)

@@ -135,6 +135,10 @@ class Peers:
         """GB/s by the epoch of each prefill worker that can be read from."""
         return {p.address.epoch: p.gb_per_s for p in self._peers.values() if p.readable and p.gb_per_s > 0}
 
+    def living(self) -> set[str]:
+        """Names of the prefill workers that exist, as far as is known here: members, and those with a link."""
+        return {a.worker for a in self._members.values()} | {p.address.worker for p in self._peers.values()}
+
     def ask_to_poll(self, peer: Peer) -> None:
         """Reads from this peer hang: even a warm link over CMA may need the holder's help to end (measured)."""
         if not peer.needs_polling and peer.link is LinkState.UP:

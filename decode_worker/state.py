@@ -9,6 +9,7 @@ from cluster.stubs.link_pb2 import FromDecodePeer
 from cluster.stubs.session_pb2 import FromDecode
 from decode_worker.attempts import Attempt
 from decode_worker.effects import Effect, ToEngine, ToPrefill
+from decode_worker.pairs import Pairs
 from decode_worker.sessions import Sessions, closes, kept
 from engine.batcher import Batcher
 from engine.blocks import BlockBooks
@@ -40,6 +41,7 @@ class State:
     attempts: dict[str, Attempt] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
+    pairs: Pairs = field(default_factory=Pairs)
     draining: bool = False
     sessions: Sessions = field(init=False)
 

@@ -1,13 +1,17 @@
 """What routers see of a decode worker twice a second (proto/watch.proto)."""
 
-from cluster.stubs.watch_pb2 import LinkRate, PrefillRate, Rates, Status, StepTime
+from collections import Counter
+
+from cluster.core.ids import worker_of
+from cluster.stubs.watch_pb2 import Durations, LinkRate, PrefillRate, Rates, Status, StepTime
 from decode_worker.attempts import Phase
 from decode_worker.peers import Peers
 from decode_worker.state import State
+from engine.overdue import OverdueWatch
 from engine.rates import StepRates, report_queue
 
 
-def make_status(state: State, peers: Peers, rates: StepRates, *, handoffs: int) -> Status:
+def make_status(state: State, peers: Peers, pace: OverdueWatch, *, handoffs: int) -> Status:
     """Everything but `ready`. `handoffs`: how many are in progress."""
     attempts = list(state.attempts.values())
     in_phase = {phase: sum(a.phase is phase for a in attempts) for phase in Phase}
@@ -16,6 +20,7 @@ def make_status(state: State, peers: Peers, rates: StepRates, *, handoffs: int) 
         for a in attempts
         if a.prompt is not None and a.phase is Phase.PREFILLING
     ]
+    set_aside = Counter(worker_of(agent) for agent in state.staging.set_aside_peers)
     streams = [s.sequence for a in attempts if a.phase is Phase.DECODING for s in a.live if s.sequence is not None]
     return Status(
         draining=state.draining,
@@ -26,7 +31,10 @@ def make_status(state: State, peers: Peers, rates: StepRates, *, handoffs: int) 
         queue=report_queue(queue),
         handing_off=in_phase[Phase.HANDING_OFF],
         context_tokens=sum(len(stream.tokens) for stream in streams),
-        rates=_rates(state, peers, rates),
+        rates=_rates(state, peers, pace.rates),
+        steps=Durations(bounds_s=pace.steps.bounds, counts=pace.steps.counts, sum_s=pace.steps.sum_s),
+        cached_blocks=state.books.cached,
+        pairs=state.pairs.told(peers.living(), set_aside),
         gauges={
             "blocks_in_use": state.books.in_use,
             "slots_in_use": state.staging.in_use,

@@ -4,21 +4,105 @@ from dataclasses import dataclass, field
 
 from cluster.stubs.common_pb2 import WorkerAddress
 from decode_worker.attempts import Attempt
+from decode_worker.pairs import Pair
 from decode_worker.peers import Peer
 from kv_transfer.handoff import HandOff
+from kv_transfer.staging import Staging
+
+MOST_OFFERS = 64  # remembered
 
 
 @dataclass(slots=True)
 class Timeline:
-    """Marks of one hand-off, in seconds on this worker's clock."""
+    """Marks of one hand-off, in seconds on this worker's clock. What they measure is the pair's as well.
 
+    `wire` and `verify` add up over reads, which overlap each other and prefill.
+    """
+
+    job: Pair | None = None  # with whom a job is under way
+    ended: str = ""  # how the last job did
     job_sent: float = 0.0
+    offered: bool = False  # by the present holder
+    offers: list[tuple[int, float]] = field(
+        default_factory=list
+    )  # of the present holder: position, seconds since asked
     first_offer: float | None = None
     last_offer: float | None = None
     offer_wait: float = 0.0
     wire: float = 0.0
     verify: float = 0.0
-    posted: dict[int, float] = field(default_factory=dict)
+    publish: float = 0.0
+    exposed: float = 0.0
+    posted: dict[int, float] = field(default_factory=dict)  # reads
+    copying: dict[int, float] = field(default_factory=dict)
+    sources: dict[int, Pair] = field(default_factory=dict)  # of reads and copies
+    gap_since: float | None = None  # verified blocks wait for one before them
+
+    def asked(self, pair: Pair, now: float) -> None:
+        """A job goes to this holder."""
+        pair.sent += 1
+        self.job, self.job_sent, self.offered = pair, now, False
+        self.offers.clear()
+
+    def left(self, how: str) -> None:
+        """The job has ended, if one was under way."""
+        if self.job is not None:
+            self.job.jobs[how] += 1
+            self.job, self.ended = None, how
+
+    def offer(self, until: int, now: float) -> None:
+        """The holder offers blocks up to this position."""
+        self.offers[MOST_OFFERS - 1 :] = []
+        self.offers.append((until, now - self.job_sent))
+        if self.first_offer is None:
+            self.first_offer, self.offer_wait = now, now - self.job_sent
+        if self.job is not None and not self.offered:
+            self.job.offer_wait += now - self.job_sent
+        self.offered, self.last_offer = True, now
+
+    def post(self, read_id: int, now: float) -> None:
+        """A read of what the present holder offered begins."""
+        self.posted[read_id] = now
+        if self.job is not None:
+            self.sources[read_id] = self.job
+
+    def drop(self, read_id: int) -> None:
+        """Nobody waits for this read any more."""
+        for marks in (self.posted, self.copying, self.sources):
+            marks.pop(read_id, None)
+
+    def read(self, read_id: int, now: float) -> None:
+        """The read is over, and its copy begins."""
+        seconds = now - self.posted.pop(read_id)
+        self.wire += seconds
+        self.copying[read_id] = now
+        if read_id in self.sources:
+            self.sources[read_id].wire += seconds
+
+    def copied(self, read_id: int, kv_bytes: int, now: float) -> None:
+        """The copy was judged; so many bytes are right."""
+        seconds = now - self.copying.pop(read_id)
+        self.verify += seconds
+        if (pair := self.sources.pop(read_id, None)) is not None:
+            pair.verify += seconds
+            pair.kv_bytes += kv_bytes
+
+    def published(self, gap: bool, now: float) -> None:
+        """What could be published is; with a `gap` verified blocks still wait."""
+        if gap:
+            self.gap_since = now if self.gap_since is None else self.gap_since
+        elif self.gap_since is not None:
+            self.publish += now - self.gap_since
+            if self.job is not None:
+                self.job.publish += now - self.gap_since
+            self.gap_since = None
+
+    def settled(self, now: float) -> None:
+        """Everything is here: what prefill alone would have taken ended with the last offer."""
+        self.exposed = now - self.last_offer if self.last_offer is not None else 0.0
+        if self.job is not None:
+            self.job.exposed += self.exposed
+        self.left("ok")
 
 
 @dataclass(slots=True, eq=False)
@@ -43,3 +127,14 @@ class Transfer:
     closed: bool = False
     timeline: Timeline = field(default_factory=Timeline)
     digests: dict[int, bytes] = field(default_factory=dict)
+
+    def starved(self, staging: Staging, now: float, patience_s: float) -> bool:
+        """Nothing has moved for too long, and it is the holder's turn.
+
+        What it offered waits for no read, copy or slot of ours, or for its hung reads.
+        """
+        if now - self.progress_at <= max(patience_s, 3 * self.eta):
+            return False
+        if self.handoff.reads or self.peer is None:
+            return False
+        return not self.handoff.next_range(1) or staging.stuck(self.peer.name)

@@ -21,7 +21,7 @@ from engine.sequence import Sequence
 class RowResult:
     """What one row brought: `filled` are blocks completed by it (block index in the sequence), `error` a bad row.
 
-    `scored`: of the prompt's tokens from `sequence.scoring.next` on.
+    `scored`: of the prompt's tokens from `sequence.scoring.next` on. `written`: positions it computed.
     """
 
     sequence: Sequence
@@ -29,6 +29,7 @@ class RowResult:
     filled: list[tuple[int, FilledBlock]]
     error: str | None
     scored: Scored | None = None
+    written: int = 0
 
 
 class Batcher:
@@ -119,7 +120,8 @@ class Batcher:
             error = done.errors.get(number)
             complete = [] if error else self._advance(sequence, row, filled.get(sequence.id, []))
             sampled, scored = ([], None) if error else (done.samples[number], done.scored.get(number))
-            results.append(RowResult(sequence, sampled, complete, error, scored))
+            written = len(row.tokens or [0]) if row.write and not error else 0
+            results.append(RowResult(sequence, sampled, complete, error, scored, written))
         self.books.plan_back(done.plan)
         return results
 

@@ -68,6 +68,11 @@ class BlockBooks:
         """Blocks that have an owner or wait for a plan."""
         return self.num_blocks - len(self._free) - len(self._cached)
 
+    @property
+    def cached(self) -> int:
+        """Blocks without an owner that are matched until they are evicted."""
+        return len(self._cached)
+
     def generation(self, block: int) -> int:
         return self._generation[block]
 

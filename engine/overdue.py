@@ -1,8 +1,10 @@
 """How long steps take, learnt from the steps themselves: for etas, and to notice a stuck engine (I9)."""
 
+from cluster.core.durations import Durations
 from engine.rates import StepRates
 
 GRACE_S = 10.0
+STEPS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5)  # cells of steps, for routers
 FACTOR = 20.0
 LATE_S = 2.5  # routers hear of it within a heartbeat: about three seconds after an engine froze nothing new comes
 LATE_FACTOR = 6.0
@@ -16,12 +18,14 @@ class OverdueWatch:
 
     def __init__(self) -> None:
         self.rates = StepRates()  # finer, for routers
+        self.steps = Durations(STEPS_S)
         self._asked: float | None = None
         self.is_late = False  # at the last `check`: new work should go elsewhere
         self.reading_rate = 0.0  # positions per second in steps that read prompts; 0 before the first
 
     def done(self, tokens: int, seconds: float) -> None:
         """A step of `tokens` positions took `seconds`."""
+        self.steps.add(seconds)
         if tokens >= READING:
             rate = tokens / max(seconds, 1e-9)
             self.reading_rate = rate if not self.reading_rate else (1 - WEIGHT) * self.reading_rate + WEIGHT * rate

@@ -40,9 +40,14 @@ class Staging:
         return len(self._set_aside)
 
     @property
+    def set_aside_peers(self) -> list[str]:
+        """Of each slot set aside, whom its read is from."""
+        return [held.peer for held in self._set_aside.values()]
+
+    @property
     def unended(self) -> list[str]:
         """Peers whose reads were given up and have not ended."""
-        return sorted({held.peer for held in self._set_aside.values()})
+        return sorted(set(self.set_aside_peers))
 
     def stuck(self, peer: str) -> bool:
         """Whether no read from `peer` can start before one that was given up has ended: waiting would be in vain."""

@@ -277,6 +277,7 @@ class PrefillCore:
         if result.error is not None:
             self._fail(job, result.error, invalid=True)
             return
+        self.counters["prompt_tokens_computed"] += result.written
         for index, block in result.filled:
             job.digests[index] = block.digest
         self._tell(job, result.scored)
@@ -383,7 +384,7 @@ class PrefillCore:
 
     def status(self) -> Status:
         """What routers see twice a second."""
-        status = make_status(self._config, self.jobs.values(), self.batcher, self._overdue.rates, self.counters)
+        status = make_status(self._config, self.jobs.values(), self.batcher, self._overdue, self.counters)
         status.ready = not self._overdue.is_late
         status.draining = self.draining
         return status

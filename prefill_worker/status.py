@@ -3,14 +3,15 @@
 from collections.abc import Iterable, Mapping
 
 from cluster.core.config import ClusterConfig
-from cluster.stubs.watch_pb2 import PrefillRate, Rates, Status
+from cluster.stubs.watch_pb2 import Durations, PrefillRate, Rates, Status
 from engine.batcher import Batcher
-from engine.rates import StepRates, report_queue
+from engine.overdue import OverdueWatch
+from engine.rates import report_queue
 from prefill_worker.jobs import Job, Phase
 
 
 def make_status(
-    config: ClusterConfig, jobs: Iterable[Job], batcher: Batcher, rates: StepRates, counters: Mapping[str, int]
+    config: ClusterConfig, jobs: Iterable[Job], batcher: Batcher, pace: OverdueWatch, counters: Mapping[str, int]
 ) -> Status:
     """Everything but `ready` and `draining`."""
     phases, queue = [], []
@@ -25,8 +26,10 @@ def make_status(
         queued_tokens=sum(queue),
         queue=report_queue(queue),
         window_tokens=config.handoff.admission_window_tokens,
+        cached_blocks=books.cached,
+        steps=Durations(bounds_s=pace.steps.bounds, counts=pace.steps.counts, sum_s=pace.steps.sum_s),
         rates=Rates(
-            prefill=[PrefillRate(depth=depth, tokens_per_s=rate) for depth, rate in rates.prefill()],
+            prefill=[PrefillRate(depth=depth, tokens_per_s=rate) for depth, rate in pace.rates.prefill()],
             chunk_tokens=config.chunk_tokens("prefill"),
         ),
         gauges={

@@ -37,6 +37,8 @@ from router.effects import (
     StreamOpened,
 )
 from router.endings import Endings
+from router.figures import Figures
+from router.fleet import figures_of
 from router.follow import Follow
 from router.hearing import Hearing
 from router.placement import POLICIES, NoPair, Snapshot, Wait
@@ -119,6 +121,10 @@ class DispatcherCore:
             "counters": self.counters(),
             "queue_limit": self._settings.queue_limit,
         }
+
+    def figures(self, now: float) -> Figures:
+        """For metrics: the same, with types, and all that workers tell."""
+        return figures_of(self._workers, self.gauges(), self.counters(), now, ready=self.ready(now))
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when a place, an attempt or a booking has no owner."""
@@ -282,6 +288,7 @@ class DispatcherCore:
 
     def _introduced(self, worker: WorkerView, before: int, now: float) -> None:
         """A watch Hello came: the same worker again, or a new peer on a known address."""
+        self._workers.lives.heard(worker.name, worker.epoch)
         if worker.epoch != before:
             self._endings.lose(worker, "worker was restarted", now)
             self._books.forget_prefill(worker)

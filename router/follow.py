@@ -237,6 +237,7 @@ class Follow:
         attempt.handed_off = True
         self.trace.kv_bytes += message.kv_bytes
         self.trace.transport = message.transport
+        self.trace.offers = self.trace.offers or tuple((o.until, o.at_s * 1000) for o in message.offers)
         if self.trace.attempts == 1:
             self.trace.cached_tokens = message.cached_tokens
         for name, seconds in (
@@ -244,6 +245,7 @@ class Follow:
             ("transfer", message.wire_s + message.verify_s),
             ("transfer_wire", message.wire_s),
             ("transfer_verify", message.verify_s),
+            ("transfer_publish", message.publish_s),
             ("exposed_transfer", message.exposed_s),
             ("offer_wait", message.offer_wait_s),
         ):

@@ -57,6 +57,16 @@ class Permits:
         self._renewed = clock.now()
         self.shared_up = shared is not None
 
+    @property
+    def shared(self) -> bool:
+        """Whether there is a shared book."""
+        return self._shared is not None
+
+    @property
+    def well(self) -> bool:
+        """Whether limits are kept as they are meant to be: it answered last time, or there is none."""
+        return self._shared is None or self.shared_up
+
     def held(self) -> int:
         """Permits in use."""
         return sum(map(len, self._held.values()))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from cluster.scores import Scores
+from router.figures import Figures
 
 EndReason = Literal["eos", "stop", "length"]
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
@@ -111,6 +112,7 @@ class Trace:
     kv_bytes: int = 0
     transport: str = ""
     timings_ms: dict[str, float] = field(default_factory=dict)
+    offers: tuple[tuple[int, float], ...] = ()  # (position, milliseconds since the job was sent) of the first hand-off
 
 
 class Running(Protocol):
@@ -165,4 +167,7 @@ class Dispatcher(Protocol):
         """Admit a request. Entering waits for nothing but a place in the queue; raises Overloaded when it is full."""
 
     def status(self) -> dict[str, object]:
-        """Workers, queue and gauges, for `headrace status`, /ready and /metrics (JSON-able)."""
+        """Workers, queue and gauges, for `headrace status` and /ready (JSON-able)."""
+
+    def figures(self) -> Figures:
+        """The same in types, and all that workers tell, for /metrics."""

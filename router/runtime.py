@@ -37,6 +37,7 @@ from router.effects import (
     StreamClosed,
     StreamOpened,
 )
+from router.figures import Figures
 from router.links import StreamKeeper
 from router.records import RequestRecord
 from router.requests import Limits, Request, Running, TokenEvent, Trace, joined
@@ -165,6 +166,10 @@ class RouterRuntime:
     def status(self) -> dict[str, object]:
         """See router.requests.Dispatcher."""
         return self._core.status(self._clock.now())
+
+    def figures(self) -> Figures:
+        """See router.requests.Dispatcher."""
+        return self._core.figures(self._clock.now())
 
     def records(self, name: str) -> list[RequestRecord]:
         """See router.records.Recorder."""

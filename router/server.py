@@ -36,6 +36,7 @@ from router.front.grpc_service import InferenceService
 from router.front.http_app import make_app
 from router.front.metrics import FrontMetrics
 from router.front.model_text import load_model_text
+from router.front.tracing import open_tracing
 from router.permits import Permits
 from router.runtime import RouterRuntime
 from router.shared_quotas import open_shared_quotas
@@ -60,7 +61,9 @@ async def _assemble(context: ProgramContext, epoch: int, tenants: Tenants) -> tu
     core = DispatcherCore(config.router, config.timing, epoch, random.Random(), weights=gate.tenants.weights)
     runtime = RouterRuntime(core, clock, epoch=epoch, credentials=context.credentials)
     metrics = FrontMetrics(CollectorRegistry(), clock)
-    return runtime, FrontDoor(config.router, config.model_name, text, runtime, clock, metrics, gate)
+    front = FrontDoor(config.router, config.model_name, text, runtime, clock, metrics, gate)
+    front.tracing = open_tracing(config.tracing, runtime, clock, context.name)
+    return runtime, front
 
 
 def _gate(context: ProgramContext, tenants: Tenants, clock: Clock) -> Gate:
@@ -113,6 +116,8 @@ async def serve(context: ProgramContext) -> None:
         await asyncio.gather(*working, return_exceptions=True)
         await rpc.stop(0)
         await front.text.grammars.close()
+        if front.tracing is not None:
+            await asyncio.to_thread(front.tracing.close)
 
 
 def _doors(config: ClusterConfig, runtime: RouterRuntime, front: FrontDoor) -> tuple[RpcServer, WebServer, WebServer]:

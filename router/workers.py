@@ -23,6 +23,7 @@ from cluster.core.errors import Unavailable
 from cluster.core.keys import KEY_BYTES, BlockKey
 from cluster.core.protocol import PROTOCOL
 from cluster.stubs.watch_pb2 import Status, WatchEvent, WatchHello
+from router.figures import Lives, pairs_json
 from router.health import Health
 from router.loads import Report, lend, queue_now
 from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pairable
@@ -275,6 +276,7 @@ class Workers:
         self.suspect_s = suspect_s
         self.index = index
         self.by_address: dict[str, WorkerView] = {}
+        self.lives = Lives()
 
     def get(self, address: str) -> WorkerView | None:
         return self.by_address.get(address)
@@ -367,6 +369,8 @@ class Workers:
                     "waiting": status.waiting,
                     "queued_tokens": status.queued_tokens,
                     "attempts": len(worker.bookings),
+                    "restarts": self.lives.restarts(worker.name),
+                    "pairs": pairs_json(status),
                     "gauges": dict(status.gauges),
                     "counters": dict(status.counters),
                 }

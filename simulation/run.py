@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cluster.core.errors import IntegrityError
+from decode_worker.core import DecodeCore
 from prefill_worker.readers import HELP_S
 from simulation.calls import LEAVES_PERMITS
 from simulation.client import Client
@@ -118,6 +119,8 @@ class Simulation:
                 if life.core.status().counters.get(oddity, 0):
                     raise Violation(f"I5: {life.name} counts {oddity!r}, though nobody here lies")
             self._every_range_has_ended(life.name, life.core.status().counters)
+            if isinstance(life.core, DecodeCore):
+                self._every_job_has_ended(life.name, life.core)
             if life.engine.wire.serving:
                 raise Violation(f"I2: the engine of {life.name} polls for readers that are not there")
         self._permits_are_back()
@@ -145,6 +148,16 @@ class Simulation:
         of = {end: counters.get(f"kv_blocks_{end}", 0) for end in ("wanted", "verified", "behind_a_gap", *RANGE_ENDS)}
         if of["wanted"] != of["verified"] - of["behind_a_gap"] + sum(of[end] for end in RANGE_ENDS):
             raise Violation(f"I2: blocks of {name} that were to come over have not ended once each: {of}")
+
+    @staticmethod
+    def _every_job_has_ended(name: str, core: DecodeCore) -> None:
+        """Once each, and what came over is somebody's."""
+        for prefill, pair in core.state.pairs.rows.items():
+            if pair.sent != pair.jobs.total():
+                raise Violation(f"O07: {name} gave {prefill} {pair.sent} jobs, which ended so: {dict(pair.jobs)}")
+        moved = sum(pair.kv_bytes for pair in core.state.pairs.rows.values())
+        if moved != core.state.counters["kv_bytes"]:
+            raise Violation(f"O07: of {core.state.counters['kv_bytes']} bytes that {name} verified pairs have {moved}")
 
     def _nothing_in_use(self, excused: Callable[[Wire], int]) -> None:
         """Every gauge of every worker is 0, but for slots set aside for reads that have a reason not to have ended."""

@@ -254,6 +254,16 @@ class StoreSettings(Settings):
     )
 
 
+class TracingSettings(Settings):
+    """OpenTelemetry spans of requests (docs/tracing.md). Needs `pip install headrace[tracing]`. Unset: off."""
+
+    otlp_endpoint: str | None = Field(None, description="host:port of an OTLP collector's gRPC port")
+    insecure: bool = Field(False, description="without TLS to it")
+    sample_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.01, description="of requests that bring no trace of their own; those that do decide for themselves"
+    )
+
+
 class RaySettings(Settings):
     """`address` unset starts a local Ray of our own."""
 
@@ -308,6 +318,7 @@ class ClusterConfig(Settings):
     tls: TlsSettings = TlsSettings()
     timing: TimingSettings = TimingSettings()
     store: StoreSettings = StoreSettings()
+    tracing: TracingSettings = TracingSettings()
     tenants: dict[TenantName, TenantSettings] = Field({}, description="none: no keys, one anonymous tenant")
     tenants_file: str | None = Field(
         None, description="a YAML file with further tenants, read again when it changes; with it every call needs a key"

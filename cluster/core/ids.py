@@ -21,3 +21,8 @@ def attempt_id(request_id: str, attempt: int) -> str:
 def agent_name(worker: str, epoch: int) -> str:
     """The name of a worker's transfer agent: a restarted worker is a different peer."""
     return f"{worker}-{epoch:016x}"
+
+
+def worker_of(agent: str) -> str:
+    """The worker of a transfer agent."""
+    return agent.rpartition("-")[0]

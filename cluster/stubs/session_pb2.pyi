@@ -617,6 +617,8 @@ class HandedOff(_message.Message):
     PREFILL_S_FIELD_NUMBER: _builtins.int
     RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
+    PUBLISH_S_FIELD_NUMBER: _builtins.int
+    OFFERS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.str
     kv_bytes: _builtins.int
     cached_tokens: _builtins.int
@@ -631,6 +633,12 @@ class HandedOff(_message.Message):
     """job sent -> first token known"""
     recomputed_tokens: _builtins.int
     transport: _builtins.str
+    publish_s: _builtins.float
+    """verified blocks waited for one before them"""
+    @_builtins.property
+    def offers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Offered]:
+        """of the last holder, at most 64: of more the last one stands for the rest"""
+
     def __init__(
         self,
         *,
@@ -645,11 +653,37 @@ class HandedOff(_message.Message):
         prefill_s: _builtins.float = ...,
         recomputed_tokens: _builtins.int = ...,
         transport: _builtins.str = ...,
+        publish_s: _builtins.float = ...,
+        offers: _abc.Iterable[Global___Offered] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "exposed_s", b"exposed_s", "kv_bytes", b"kv_bytes", "offer_wait_s", b"offer_wait_s", "prefill_s", b"prefill_s", "recomputed_tokens", b"recomputed_tokens", "transferred_tokens", b"transferred_tokens", "transport", b"transport", "verify_s", b"verify_s", "wire_s", b"wire_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "exposed_s", b"exposed_s", "kv_bytes", b"kv_bytes", "offer_wait_s", b"offer_wait_s", "offers", b"offers", "prefill_s", b"prefill_s", "publish_s", b"publish_s", "recomputed_tokens", b"recomputed_tokens", "transferred_tokens", b"transferred_tokens", "transport", b"transport", "verify_s", b"verify_s", "wire_s", b"wire_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HandedOff: _TypeAlias = HandedOff  # noqa: Y015
+
+@_typing.final
+class Offered(_message.Message):
+    """Blocks up to a position were offered so long after the job was sent: a chunk of prefill was computed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNTIL_FIELD_NUMBER: _builtins.int
+    AT_S_FIELD_NUMBER: _builtins.int
+    until: _builtins.int
+    at_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        until: _builtins.int = ...,
+        at_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Offered: _TypeAlias = Offered  # noqa: Y015

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from cluster.stubs import common_pb2 as cluster_dot_stubs_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63luster/stubs/watch.proto\x12\x0bheadrace.v1\x1a\x1a\x63luster/stubs/common.proto\"$\n\x0cWatchRequest\x12\x14\n\x0crouter_epoch\x18\x01 \x01(\x06\"\xf3\x01\n\nWatchEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12(\n\x05hello\x18\x02 \x01(\x0b\x32\x17.headrace.v1.WatchHelloH\x00\x12)\n\x08snapshot\x18\x03 \x01(\x0b\x32\x15.headrace.v1.SnapshotH\x00\x12%\n\x06stored\x18\x04 \x01(\x0b\x32\x13.headrace.v1.StoredH\x00\x12\'\n\x07removed\x18\x05 \x01(\x0b\x32\x14.headrace.v1.RemovedH\x00\x12%\n\x06status\x18\x06 \x01(\x0b\x32\x13.headrace.v1.StatusH\x00\x42\x07\n\x05\x65vent\"\xb5\x01\n\nWatchHello\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.headrace.v1.WorkerIdentity\x12\x12\n\nvocab_size\x18\x02 \x01(\x05\x12\x13\n\x0bmax_context\x18\x03 \x01(\x05\x12\x0f\n\x07\x65os_ids\x18\x04 \x03(\x05\x12\x12\n\nnum_blocks\x18\x05 \x01(\x05\x12\x12\n\nblock_size\x18\x06 \x01(\x05\x12\x16\n\x0erouting_stride\x18\x07 \x01(\x05\"\x18\n\x08Snapshot\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"\x16\n\x06Stored\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"\x17\n\x07Removed\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"\xbf\x03\n\x06Status\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\x05\x12\x0f\n\x07running\x18\x04 \x01(\x05\x12\x0f\n\x07waiting\x18\x05 \x01(\x05\x12\x15\n\rqueued_tokens\x18\x06 \x01(\x05\x12\x13\n\x0bhanding_off\x18\x07 \x01(\x05\x12/\n\x06gauges\x18\n \x03(\x0b\x32\x1f.headrace.v1.Status.GaugesEntry\x12\x33\n\x08\x63ounters\x18\x0b \x03(\x0b\x32!.headrace.v1.Status.CountersEntry\x12!\n\x05rates\x18\x0c \x01(\x0b\x32\x12.headrace.v1.Rates\x12\r\n\x05queue\x18\r \x03(\x05\x12\x16\n\x0e\x63ontext_tokens\x18\x0e \x01(\x03\x12\x15\n\rwindow_tokens\x18\x0f \x01(\x05\x1a-\n\x0bGaugesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01J\x04\x08\x08\x10\tJ\x04\x08\t\x10\n\"\xb0\x01\n\x05Rates\x12)\n\x07prefill\x18\x01 \x03(\x0b\x32\x18.headrace.v1.PrefillRate\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.headrace.v1.StepTime\x12$\n\x05links\x18\x03 \x03(\x0b\x32\x15.headrace.v1.LinkRate\x12\x14\n\x0c\x63hunk_tokens\x18\x04 \x01(\x05\x12\x1a\n\x12local_chunk_tokens\x18\x05 \x01(\x05\"2\n\x0bPrefillRate\x12\r\n\x05\x64\x65pth\x18\x01 \x01(\x05\x12\x14\n\x0ctokens_per_s\x18\x02 \x01(\x01\"B\n\x08StepTime\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x05\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\x03\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"+\n\x08LinkRate\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x10\n\x08gb_per_s\x18\x02 \x01(\x01\x32\x45\n\x05Watch\x12<\n\x04Open\x12\x19.headrace.v1.WatchRequest\x1a\x17.headrace.v1.WatchEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63luster/stubs/watch.proto\x12\x0bheadrace.v1\x1a\x1a\x63luster/stubs/common.proto\"$\n\x0cWatchRequest\x12\x14\n\x0crouter_epoch\x18\x01 \x01(\x06\"\xf3\x01\n\nWatchEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12(\n\x05hello\x18\x02 \x01(\x0b\x32\x17.headrace.v1.WatchHelloH\x00\x12)\n\x08snapshot\x18\x03 \x01(\x0b\x32\x15.headrace.v1.SnapshotH\x00\x12%\n\x06stored\x18\x04 \x01(\x0b\x32\x13.headrace.v1.StoredH\x00\x12\'\n\x07removed\x18\x05 \x01(\x0b\x32\x14.headrace.v1.RemovedH\x00\x12%\n\x06status\x18\x06 \x01(\x0b\x32\x13.headrace.v1.StatusH\x00\x42\x07\n\x05\x65vent\"\xb5\x01\n\nWatchHello\x12-\n\x08identity\x18\x01 \x01(\x0b\x32\x1b.headrace.v1.WorkerIdentity\x12\x12\n\nvocab_size\x18\x02 \x01(\x05\x12\x13\n\x0bmax_context\x18\x03 \x01(\x05\x12\x0f\n\x07\x65os_ids\x18\x04 \x03(\x05\x12\x12\n\nnum_blocks\x18\x05 \x01(\x05\x12\x12\n\nblock_size\x18\x06 \x01(\x05\x12\x16\n\x0erouting_stride\x18\x07 \x01(\x05\"\x18\n\x08Snapshot\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"\x16\n\x06Stored\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"\x17\n\x07Removed\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"\x9f\x04\n\x06Status\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\x05\x12\x0f\n\x07running\x18\x04 \x01(\x05\x12\x0f\n\x07waiting\x18\x05 \x01(\x05\x12\x15\n\rqueued_tokens\x18\x06 \x01(\x05\x12\x13\n\x0bhanding_off\x18\x07 \x01(\x05\x12/\n\x06gauges\x18\n \x03(\x0b\x32\x1f.headrace.v1.Status.GaugesEntry\x12\x33\n\x08\x63ounters\x18\x0b \x03(\x0b\x32!.headrace.v1.Status.CountersEntry\x12!\n\x05rates\x18\x0c \x01(\x0b\x32\x12.headrace.v1.Rates\x12\r\n\x05queue\x18\r \x03(\x05\x12\x16\n\x0e\x63ontext_tokens\x18\x0e \x01(\x03\x12\x15\n\rwindow_tokens\x18\x0f \x01(\x05\x12\x15\n\rcached_blocks\x18\x14 \x01(\x05\x12%\n\x05steps\x18\x15 \x01(\x0b\x32\x16.headrace.v1.Durations\x12 \n\x05pairs\x18\x16 \x03(\x0b\x32\x11.headrace.v1.Pair\x1a-\n\x0bGaugesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01J\x04\x08\x08\x10\tJ\x04\x08\t\x10\n\"<\n\tDurations\x12\x10\n\x08\x62ounds_s\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x03\x12\r\n\x05sum_s\x18\x03 \x01(\x01\"\x8b\x02\n\x04Pair\x12\x0f\n\x07prefill\x18\x01 \x01(\t\x12\x11\n\tjobs_sent\x18\x02 \x01(\x03\x12)\n\x04jobs\x18\x03 \x03(\x0b\x32\x1b.headrace.v1.Pair.JobsEntry\x12\x10\n\x08kv_bytes\x18\x04 \x01(\x03\x12\x14\n\x0coffer_wait_s\x18\x05 \x01(\x01\x12\x0e\n\x06wire_s\x18\x06 \x01(\x01\x12\x10\n\x08verify_s\x18\x07 \x01(\x01\x12\x11\n\tpublish_s\x18\x08 \x01(\x01\x12\x11\n\texposed_s\x18\t \x01(\x01\x12\x17\n\x0fslots_set_aside\x18\n \x01(\x05\x1a+\n\tJobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xb0\x01\n\x05Rates\x12)\n\x07prefill\x18\x01 \x03(\x0b\x32\x18.headrace.v1.PrefillRate\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.headrace.v1.StepTime\x12$\n\x05links\x18\x03 \x03(\x0b\x32\x15.headrace.v1.LinkRate\x12\x14\n\x0c\x63hunk_tokens\x18\x04 \x01(\x05\x12\x1a\n\x12local_chunk_tokens\x18\x05 \x01(\x05\"2\n\x0bPrefillRate\x12\r\n\x05\x64\x65pth\x18\x01 \x01(\x05\x12\x14\n\x0ctokens_per_s\x18\x02 \x01(\x01\"B\n\x08StepTime\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x05\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\x03\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"+\n\x08LinkRate\x12\r\n\x05\x65poch\x18\x01 \x01(\x06\x12\x10\n\x08gb_per_s\x18\x02 \x01(\x01\x32\x45\n\x05Watch\x12<\n\x04Open\x12\x19.headrace.v1.WatchRequest\x1a\x17.headrace.v1.WatchEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUS_GAUGESENTRY']._serialized_options = b'8\001'
   _globals['_STATUS_COUNTERSENTRY']._loaded_options = None
   _globals['_STATUS_COUNTERSENTRY']._serialized_options = b'8\001'
+  _globals['_PAIR_JOBSENTRY']._loaded_options = None
+  _globals['_PAIR_JOBSENTRY']._serialized_options = b'8\001'
   _globals['_WATCHREQUEST']._serialized_start=70
   _globals['_WATCHREQUEST']._serialized_end=106
   _globals['_WATCHEVENT']._serialized_start=109
@@ -49,19 +51,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REMOVED']._serialized_start=588
   _globals['_REMOVED']._serialized_end=611
   _globals['_STATUS']._serialized_start=614
-  _globals['_STATUS']._serialized_end=1061
-  _globals['_STATUS_GAUGESENTRY']._serialized_start=955
-  _globals['_STATUS_GAUGESENTRY']._serialized_end=1000
-  _globals['_STATUS_COUNTERSENTRY']._serialized_start=1002
-  _globals['_STATUS_COUNTERSENTRY']._serialized_end=1049
-  _globals['_RATES']._serialized_start=1064
-  _globals['_RATES']._serialized_end=1240
-  _globals['_PREFILLRATE']._serialized_start=1242
-  _globals['_PREFILLRATE']._serialized_end=1292
-  _globals['_STEPTIME']._serialized_start=1294
-  _globals['_STEPTIME']._serialized_end=1360
-  _globals['_LINKRATE']._serialized_start=1362
-  _globals['_LINKRATE']._serialized_end=1405
-  _globals['_WATCH']._serialized_start=1407
-  _globals['_WATCH']._serialized_end=1476
+  _globals['_STATUS']._serialized_end=1157
+  _globals['_STATUS_GAUGESENTRY']._serialized_start=1051
+  _globals['_STATUS_GAUGESENTRY']._serialized_end=1096
+  _globals['_STATUS_COUNTERSENTRY']._serialized_start=1098
+  _globals['_STATUS_COUNTERSENTRY']._serialized_end=1145
+  _globals['_DURATIONS']._serialized_start=1159
+  _globals['_DURATIONS']._serialized_end=1219
+  _globals['_PAIR']._serialized_start=1222
+  _globals['_PAIR']._serialized_end=1489
+  _globals['_PAIR_JOBSENTRY']._serialized_start=1446
+  _globals['_PAIR_JOBSENTRY']._serialized_end=1489
+  _globals['_RATES']._serialized_start=1492
+  _globals['_RATES']._serialized_end=1668
+  _globals['_PREFILLRATE']._serialized_start=1670
+  _globals['_PREFILLRATE']._serialized_end=1720
+  _globals['_STEPTIME']._serialized_start=1722
+  _globals['_STEPTIME']._serialized_end=1788
+  _globals['_LINKRATE']._serialized_start=1790
+  _globals['_LINKRATE']._serialized_end=1833
+  _globals['_WATCH']._serialized_start=1835
+  _globals['_WATCH']._serialized_end=1904
 # @@protoc_insertion_point(module_scope)

@@ -239,6 +239,9 @@ class Status(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     draining: _builtins.bool
     free_blocks: _builtins.int
@@ -253,6 +256,8 @@ class Status(_message.Message):
     """KV positions that a decode step reads: of all sequences in the batch"""
     window_tokens: _builtins.int
     """prefill: with anything queued, no more than this is taken; 0: no such limit"""
+    cached_blocks: _builtins.int
+    """without an owner, but matched: free_blocks has those of them that may be evicted"""
     @_builtins.property
     def gauges(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """everything in use, for quiescence checks and metrics"""
@@ -266,6 +271,12 @@ class Status(_message.Message):
     @_builtins.property
     def queue(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """queued_tokens by prompt, shortest first; the last entry holds all that are left out"""
+
+    @_builtins.property
+    def steps(self) -> Global___Durations: ...
+    @_builtins.property
+    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pair]:
+        """decode: of the prefill workers that live now"""
 
     def __init__(
         self,
@@ -283,14 +294,127 @@ class Status(_message.Message):
         queue: _abc.Iterable[_builtins.int] | None = ...,
         context_tokens: _builtins.int = ...,
         window_tokens: _builtins.int = ...,
+        cached_blocks: _builtins.int = ...,
+        steps: Global___Durations | None = ...,
+        pairs: _abc.Iterable[Global___Pair] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rates", b"rates"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rates", b"rates", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens", b"context_tokens", "counters", b"counters", "draining", b"draining", "free_blocks", b"free_blocks", "gauges", b"gauges", "handing_off", b"handing_off", "queue", b"queue", "queued_tokens", b"queued_tokens", "rates", b"rates", "ready", b"ready", "running", b"running", "waiting", b"waiting", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_blocks", b"cached_blocks", "context_tokens", b"context_tokens", "counters", b"counters", "draining", b"draining", "free_blocks", b"free_blocks", "gauges", b"gauges", "handing_off", b"handing_off", "pairs", b"pairs", "queue", b"queue", "queued_tokens", b"queued_tokens", "rates", b"rates", "ready", b"ready", "running", b"running", "steps", b"steps", "waiting", b"waiting", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Status: _TypeAlias = Status  # noqa: Y015
+
+@_typing.final
+class Durations(_message.Message):
+    """How long something took each time, since this worker began: counts[i] of them at most bounds_s[i], but more than the
+    bound before it; the last count is of those above all bounds.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOUNDS_S_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    SUM_S_FIELD_NUMBER: _builtins.int
+    sum_s: _builtins.float
+    @_builtins.property
+    def bounds_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        bounds_s: _abc.Iterable[_builtins.float] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        sum_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bounds_s", b"bounds_s", "counts", b"counts", "sum_s", b"sum_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Durations: _TypeAlias = Durations  # noqa: Y015
+
+@_typing.final
+class Pair(_message.Message):
+    """Jobs given to the lives of one prefill worker since this decode worker began, and where the time of their hand-offs
+    went. Each job ends in exactly one way: `jobs` has how many did so, by how. Those that ended "ok" have had `exposed_s`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class JobsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PREFILL_FIELD_NUMBER: _builtins.int
+    JOBS_SENT_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
+    OFFER_WAIT_S_FIELD_NUMBER: _builtins.int
+    WIRE_S_FIELD_NUMBER: _builtins.int
+    VERIFY_S_FIELD_NUMBER: _builtins.int
+    PUBLISH_S_FIELD_NUMBER: _builtins.int
+    EXPOSED_S_FIELD_NUMBER: _builtins.int
+    SLOTS_SET_ASIDE_FIELD_NUMBER: _builtins.int
+    prefill: _builtins.str
+    """its name"""
+    jobs_sent: _builtins.int
+    kv_bytes: _builtins.int
+    """verified"""
+    offer_wait_s: _builtins.float
+    """job sent -> first offer"""
+    wire_s: _builtins.float
+    """of reads, which overlap each other"""
+    verify_s: _builtins.float
+    """read done -> copied, digested and judged"""
+    publish_s: _builtins.float
+    """verified blocks waited for one before them"""
+    exposed_s: _builtins.float
+    """last offer -> ready to decode: what the hand-off cost beyond prefill itself"""
+    slots_set_aside: _builtins.int
+    """now, for reads that were given up and have not ended"""
+    @_builtins.property
+    def jobs(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        prefill: _builtins.str = ...,
+        jobs_sent: _builtins.int = ...,
+        jobs: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        kv_bytes: _builtins.int = ...,
+        offer_wait_s: _builtins.float = ...,
+        wire_s: _builtins.float = ...,
+        verify_s: _builtins.float = ...,
+        publish_s: _builtins.float = ...,
+        exposed_s: _builtins.float = ...,
+        slots_set_aside: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exposed_s", b"exposed_s", "jobs", b"jobs", "jobs_sent", b"jobs_sent", "kv_bytes", b"kv_bytes", "offer_wait_s", b"offer_wait_s", "prefill", b"prefill", "publish_s", b"publish_s", "slots_set_aside", b"slots_set_aside", "verify_s", b"verify_s", "wire_s", b"wire_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pair: _TypeAlias = Pair  # noqa: Y015
 
 @_typing.final
 class Rates(_message.Message):

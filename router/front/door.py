@@ -8,7 +8,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Self
@@ -21,13 +21,15 @@ from cluster.scores import Scores
 from router.front import bounds
 from router.front.ask import Ask, Prompt, TextPrompt, TokenPrompt
 from router.front.auth import Gate
+from router.front.fleet_metrics import FleetCollector
 from router.front.messages import ChatPrompt
-from router.front.metrics import Call, FrontMetrics, StatusCollector
+from router.front.metrics import Call, FrontMetrics
 from router.front.model_text import ModelText
 from router.front.prompt_scores import EchoedLogprobs, PromptLogprobs, PromptPart, ShownPrompt
 from router.front.stops import StopStrings
 from router.front.text import Delta, SampleText, TextRules
 from router.front.tools.formats import fold_maker
+from router.front.tracing import Tracing
 from router.front.usage import Usage
 from router.requests import Dispatcher, Request, Running, TokenEvent, Trace
 from router.tenants import ANONYMOUS, Tenant
@@ -66,6 +68,12 @@ class Generation:
     def usage(self) -> Usage:
         completion = sum(sample.completion_tokens for sample in self._samples)
         return Usage(len(self.request.prompt), completion, self.trace.cached_tokens)
+
+    @property
+    def finished(self) -> list[tuple[int, int]]:
+        """(index, tokens) of the samples that have ended."""
+        samples = enumerate(self._samples, self._first)
+        return [(index, sample.completion_tokens) for index, sample in samples if sample.finish is not None]
 
     @property
     def dropped_tokens(self) -> int:
@@ -132,9 +140,17 @@ class FrontDoor:
         self.dispatcher = dispatcher
         self.metrics = metrics
         self.gate = gate or Gate()
+        self.tracing: Tracing | None = None
         self.draining = False
         self.created = int(clock.wall())
-        metrics.registry.register(StatusCollector(dispatcher.status))
+        metrics.registry.register(FleetCollector(dispatcher.figures, self.gate.permits))
+
+    def call(self, api: str, headers: Iterable[tuple[str | bytes, str | bytes]]) -> Call:
+        """Enter it when a call arrives, with these headers or metadata."""
+        call = self.metrics.call(api)
+        if self.tracing is not None:
+            call.span = self.tracing.start(api, {_text(name): _text(value) for name, value in headers})
+        return call
 
     def not_ready_reasons(self) -> list[str]:
         """Why no request could be taken and placed now; empty when one could."""
@@ -219,12 +235,15 @@ class FrontDoor:
         Raises Overloaded, Unavailable, DeadlineExceeded, RequestFailed.
         """
         rules = self._rules(request, ask)
+        if call.span is not None:
+            call.span.admitted(request.request_id)
         async with self.dispatcher.run(request) as running:
             generation = Generation(running, request, rules, call, first)
             try:
                 yield generation
             finally:
-                call.used(generation.usage, generation.dropped_tokens)
+                call.used(generation.usage, generation.dropped_tokens, generation.trace)
+                call.ended(generation.finished)
                 await generation.close()
 
     def _rules(self, request: Request, ask: Ask) -> TextRules:
@@ -269,6 +288,10 @@ class FrontDoor:
             case ChatPrompt():
                 size, encode = prompt.characters, partial(self.text.chat_ids, prompt, most, param)
         return encode() if size <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
+
+
+def _text(header: str | bytes) -> str:
+    return header if isinstance(header, str) else header.decode("latin-1")
 
 
 @asynccontextmanager

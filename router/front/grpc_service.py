@@ -41,6 +41,7 @@ from router.front.prompt_scores import PromptPart
 from router.front.text import Delta, TokenEntry
 from router.front.tokenizer import Tokenizer
 from router.front.traces import trace_headers
+from router.front.tracing import CallSpan
 from router.requests import Grammar, Trace
 
 log = logging.getLogger("headrace.router.front")
@@ -58,11 +59,17 @@ class Trailer:
 
     public_id: str
     trace: Trace | None = None
+    span: CallSpan | None = None
 
     def metadata(self) -> Metadata:
         headers = trace_headers(self.trace) if self.trace is not None else {}
         # Metadata is ASCII; the client's own id may be anything.
-        return (("x-request-id", self.public_id.encode("ascii", "replace").decode()), *headers.items())
+        context = self.span.context() if self.span is not None else {}
+        return (
+            ("x-request-id", self.public_id.encode("ascii", "replace").decode()),
+            *headers.items(),
+            *context.items(),
+        )
 
 
 class InferenceService(InferenceServicer):
@@ -78,7 +85,8 @@ class InferenceService(InferenceServicer):
         """Deltas and one Finish per sample, then one Summary."""
         told = Trailer(request.request_id[:_MAX_PUBLIC_ID] or f"req-{new_request_id()}")
         try:
-            with self._front.metrics.call("grpc") as call:
+            with self._front.call("grpc", context.invocation_metadata() or ()) as call:
+                told.span = call.span
                 await self._generate(request, context, call, told)
             context.set_trailing_metadata(told.metadata())
             return
@@ -88,7 +96,7 @@ class InferenceService(InferenceServicer):
             failure: Exception = error
         except Exception as error:  # the one guard around a request (I8)
             frames = "".join(traceback.format_tb(error.__traceback__))  # whoever formats it: not what it says
-            log.error("a gRPC request failed with %s\n%s", type(error).__name__, frames)
+            log.error("request %s failed with %s\n%s", told.public_id, type(error).__name__, frames)
             failure = error
         await _abort(context, failure, told)
 

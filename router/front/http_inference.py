@@ -64,6 +64,7 @@ class Reply:
         self.public_id = public_id
         self.traced = traced
         self.started = False
+        self.context: dict[str, str] = {}
 
     async def whole(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         length = {"content-type": "application/json", "content-length": str(len(body))}
@@ -72,7 +73,7 @@ class Reply:
 
     async def start(self, status: int, headers: dict[str, str]) -> None:
         self.started = True
-        lines = {**headers, "x-request-id": self.public_id}
+        lines = {**headers, **self.context, "x-request-id": self.public_id}
         encoded = [(name.encode("ascii"), _header_value(value)) for name, value in lines.items()]
         await self._guarded({"type": "http.response.start", "status": status, "headers": encoded})
 
@@ -98,7 +99,9 @@ class InferenceEndpoint:
         traced = (b"x-headrace-trace", b"1") in scope["headers"]
         reply = Reply(send, public_id := public_id_of(scope), traced=traced)
         async with telling(reply, public_id):
-            with self._front.metrics.call(self._api) as call:
+            with self._front.call(self._api, scope["headers"]) as call:
+                if call.span is not None:
+                    reply.context = call.span.context()
                 raw = await read_json(scope, receive, self._front.settings)
                 self._front.check_room(tenant := tenant_of(scope))
                 async with WhileConnected(receive):

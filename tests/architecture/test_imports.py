@@ -23,7 +23,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "chaos": ("chaos", "cluster", "engine.messages", "engine.model.tracer"),
     "planner": ("planner", "cluster"),
 }
-ONE_FILE = {"ray": "cluster/ray_launcher.py", "redis": "cluster/redis_store.py"}
+ONE_FILE = {
+    "ray": "cluster/ray_launcher.py",
+    "redis": "cluster/redis_store.py",
+    "opentelemetry": "router/front/otel.py",
+}
 NEVER = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "transformers"}
 SERVERS = ("router", "prefill_worker", "decode_worker")
 

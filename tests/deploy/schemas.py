@@ -71,10 +71,27 @@ _MONITOR = _object(
         "endpoints": {"type": "array", "minItems": 1, "items": _ENDPOINT},
     },
 )
+_STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
+_RULE = _object(
+    ["alert", "expr", "labels", "annotations"],
+    {**{key: {"type": "string"} for key in ("alert", "expr", "for")}, "labels": _STRINGS, "annotations": _STRINGS},
+)
+_RULES = _object(
+    ["groups"],
+    {
+        "groups": {
+            "type": "array",
+            "items": _object(
+                ["name", "rules"], {"name": {"type": "string"}, "rules": {"type": "array", "items": _RULE}}
+            ),
+        }
+    },
+)
 _OURS = {
     ("gateway.networking.k8s.io/v1", "HTTPRoute"): _document(_ROUTE),
     ("gateway.networking.k8s.io/v1", "GRPCRoute"): _document(_ROUTE),
     ("monitoring.coreos.com/v1", "ServiceMonitor"): _document(_MONITOR),
+    ("monitoring.coreos.com/v1", "PrometheusRule"): _document(_RULES),
 }
 
 

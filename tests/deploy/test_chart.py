@@ -11,7 +11,19 @@ from helm_python.chart import lint
 
 from cluster.cli.main import app
 from cluster.config import parse_config
-from tests.deploy.chart import CHART, GOLDEN, GROUPS, NAMES, Object, golden_text, objects_in, render, values_of, variant
+from tests.deploy.chart import (
+    CHART,
+    GOLDEN,
+    GROUPS,
+    NAMES,
+    ROOT,
+    Object,
+    golden_text,
+    objects_in,
+    render,
+    values_of,
+    variant,
+)
 from tests.deploy.schemas import validate
 
 POOLS = ("prefill", "decode", "router")
@@ -250,6 +262,15 @@ def test_certificates_are_mounted_where_they_are_needed_and_renew() -> None:
     assert (endpoint["scheme"], endpoint["port"]) == ("https", "admin")
     assert parse_config(rendered.config).tenants_file == "/etc/headrace/tenants/tenants.yaml"
     assert parse_config(variant("minimal").config).tls.internal.cert_file is None
+
+
+def test_alert_rules_come_with_the_chart_where_they_are_wanted() -> None:
+    values = values_of("ha-routers")
+    assert "PrometheusRule" not in {each["kind"] for each in objects_in(render(values))}
+    values["serviceMonitor"]["rules"] = True
+    (rules,) = (each for each in objects_in(render(values)) if each["kind"] == "PrometheusRule")
+    validate(rules)
+    assert rules["spec"] == yaml.safe_load((ROOT / "deploy/prometheus/alerts.yaml").read_text())
 
 
 def test_notes_say_how_to_ask_and_how_to_scale() -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from cluster.core.errors import Overloaded, Unavailable
 from cluster.scores import Scores
+from cluster.stubs.watch_pb2 import Status
+from router.figures import Figures, WorkerFigures
 from router.records import RequestRecord
 from router.requests import EndReason, Limits, Request, Running, TokenEvent, TokenLogprob, Trace
 
@@ -121,6 +123,11 @@ class FakeDispatcher:
 
     def records(self, name: str) -> list[RequestRecord]:
         return [record for record in reversed(self.known) if name in (record.request_id, record.public_id)]
+
+    def figures(self) -> Figures:
+        status = Status(gauges={"blocks_in_use": 3}, cached_blocks=2)
+        workers = (WorkerFigures("decode", "d0", "ready", 0, 7, 0.0, status),)
+        return Figures(ready=self.available, gauges={"queued": len(self.active)}, workers=workers)
 
     def status(self) -> dict[str, object]:
         workers = {"d0": {"free_blocks": 7, "state": "ready"}}

@@ -109,7 +109,8 @@ async def test_status_and_metrics() -> None:
         "headrace_cached_tokens_total 16.0",
         "headrace_output_tokens_total 4.0",
         "headrace_requests_in_flight 0.0",
-        'headrace_dispatcher_workers_free_blocks{name="d0"} 7.0',
+        'headrace_tpot_seconds_count{api="completions"} 1.0',
+        'headrace_worker_blocks{pool="decode",state="free",worker="d0"} 2.0',
     ):
         assert line in lines
 

@@ -192,6 +192,7 @@ def test_the_trace_tells_the_first_attempt_and_adds_up_bytes() -> None:
             "transfer": 500,
             "transfer_wire": 200,
             "transfer_verify": 300,
+            "transfer_publish": 0,
             "exposed_transfer": 400,
             "offer_wait": 100,
         }

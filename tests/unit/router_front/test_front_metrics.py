@@ -4,11 +4,15 @@ import asyncio
 from contextlib import nullcontext
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from cluster.core.clock import ManualClock
 from cluster.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestFailed, Unavailable
-from router.front.metrics import ClientGone, FrontMetrics, StatusCollector
+from cluster.stubs.watch_pb2 import Pair
+from router.figures import pair_seconds
+from router.front.metrics import ClientGone, FrontMetrics
+from router.front.usage import Usage
+from router.requests import Trace
 
 
 def value(registry: CollectorRegistry, metric: str, **labels: str) -> float:
@@ -61,20 +65,29 @@ def test_first_token_and_gaps() -> None:
     assert value(registry, "headrace_itl_seconds_count", api="chat") == 1
 
 
-def test_numbers_of_a_status_become_gauges() -> None:
-    status: dict[str, object] = {
-        "queue": 3,
-        "ready": True,
-        "version": "x",
-        "by_reason": {"full": 2},
-        "workers": {"d-0": {"free-blocks": 7, "state": "ok"}},
-        "routers": [{"name": "r1", "sessions": 4}],
-    }
+def test_the_mean_gap_between_tokens_is_that_of_samples_that_ended() -> None:
+    clock, registry = ManualClock(), CollectorRegistry()
+    with FrontMetrics(registry, clock).call("chat") as call:
+        call.tokens(0)
+        call.tokens(1)
+        clock.advance(6)
+        call.tokens(0)
+        call.tokens(1)
+        call.ended([(0, 4)])  # sample 1 was cut off
+    assert value(registry, "headrace_tpot_seconds_sum", api="chat") == 2
+    assert value(registry, "headrace_tpot_seconds_count", api="chat") == 1
+
+
+def test_what_a_trace_tells_is_observed_under_the_same_names_as_of_pairs() -> None:
     registry = CollectorRegistry()
-    registry.register(StatusCollector(lambda: status))
-    assert value(registry, "headrace_dispatcher_queue", name="") == 3
-    assert value(registry, "headrace_dispatcher_ready", name="") == 1
-    assert value(registry, "headrace_dispatcher_by_reason", name="full") == 2
-    assert value(registry, "headrace_dispatcher_workers_free_blocks", name="d-0") == 7
-    assert value(registry, "headrace_dispatcher_routers_sessions", name="r1") == 4
-    assert b"version" not in generate_latest(registry)
+    metrics = FrontMetrics(registry, ManualClock())
+    trace = Trace(timings_ms={"queue": 500.0, "transfer_wire": 20.0, "exposed_transfer": 3.0, "ttft": 9.0})
+    with metrics.call("chat") as call:
+        call.used(Usage(prompt=10, completion=3, cached=4), 1, trace)
+    assert value(registry, "headrace_queue_seconds_sum") == 0.5
+    assert value(registry, "headrace_handoff_seconds_sum", part="wire") == 0.02
+    assert value(registry, "headrace_handoff_seconds_sum", part="exposed") == 0.003
+    assert value(registry, "headrace_handoff_seconds_count", part="verify") == 0
+    parts = {s.labels["part"] for f in registry.collect() if f.name == "headrace_handoff_seconds" for s in f.samples}
+    assert parts == set(pair_seconds(Pair()))
+    assert (value(registry, "headrace_prompt_tokens_total"), value(registry, "headrace_cached_tokens_total")) == (10, 4)

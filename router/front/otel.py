@@ -1,0 +1,106 @@
+"""Spans by OpenTelemetry, sent over OTLP: the one file that knows it, loaded only where `tracing` is configured.
+
+A call's own span starts when the call does, because its answer names it; all spans below it are made when it has ended
+(spans.py). Whoever asks with a sampled trace of its own is traced; of the others `sample_share` are.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from cluster.core.clock import Clock
+from cluster.core.config import TracingSettings
+from router.front.spans import CallMarks, Part, parts_of
+from router.front.tracing import Tracing
+from router.records import Recorder, RequestRecord
+
+CLOSE_MS = 3000
+SEND_EVERY_MS = 1000
+_OURS = frozenset({"failed", "unavailable", "deadline"})  # outcomes that are an error of the system
+_propagator = TraceContextTextMapPropagator()
+
+
+def make_tracing(settings: TracingSettings, recorder: Recorder, clock: Clock, program: str) -> Tracing:
+    """See tracing.py. Nothing is read from the environment."""
+    provider = TracerProvider(
+        sampler=ParentBased(TraceIdRatioBased(settings.sample_share)),
+        resource=Resource({SERVICE_NAME: "headrace", SERVICE_INSTANCE_ID: program}),
+        shutdown_on_exit=False,
+    )
+    exporter = OTLPSpanExporter(endpoint=settings.otlp_endpoint, insecure=settings.insecure)
+    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=SEND_EVERY_MS))
+    return OtelTracing(provider, recorder, clock)
+
+
+class OtelTracing:
+    """Implements Tracing."""
+
+    def __init__(self, provider: TracerProvider, recorder: Recorder, clock: Clock) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("headrace")
+        self._recorder = recorder
+        self._clock = clock
+
+    def start(self, api: str, carrier: Mapping[str, str]) -> "OtelSpan":
+        parent = _propagator.extract(carrier, Context())
+        span = self._tracer.start_span(api, parent, SpanKind.SERVER, start_time=_ns(self._clock.wall()))
+        return OtelSpan(self._tracer, span, self._recorder, self._clock)
+
+    def close(self) -> None:
+        self._provider.force_flush(CLOSE_MS)
+        self._provider.shutdown()
+
+
+class OtelSpan:
+    """Implements CallSpan."""
+
+    def __init__(self, tracer: Tracer, span: Span, recorder: Recorder, clock: Clock) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._recorder = recorder
+        self._clock = clock
+        self._started = clock.now()
+        self._offset = clock.wall() - self._started
+        self._requests: list[str] = []
+
+    def context(self) -> dict[str, str]:
+        carrier: dict[str, str] = {}
+        _propagator.inject(carrier, trace.set_span_in_context(self._span, Context()))
+        return carrier
+
+    def admitted(self, request_id: str) -> None:
+        if self._span.is_recording():
+            self._requests.append(request_id)
+
+    def end(self, outcome: str, first_token: float | None, attributes: Mapping[str, str | int | float]) -> None:
+        ended = self._clock.now()
+        if self._span.is_recording():
+            marks = CallMarks(self._started, ended, first_token)
+            self._emit(parts_of(marks, self._records()), self._span)
+            self._span.set_attributes({"headrace.outcome": outcome, **attributes})
+            if outcome in _OURS:
+                self._span.set_status(Status(StatusCode.ERROR, outcome))
+        self._span.end(_ns(ended + self._offset))
+
+    def _records(self) -> list[RequestRecord]:
+        return [record for name in self._requests for record in self._recorder.records(name)[:1]]
+
+    def _emit(self, parts: Sequence[Part], above: Span) -> None:
+        context = trace.set_span_in_context(above, Context())
+        for part in parts:
+            start = _ns(part.start + self._offset)
+            span = self._tracer.start_span(part.name, context, attributes=dict(part.attributes), start_time=start)
+            self._emit(part.inside, span)
+            span.end(_ns(part.end + self._offset))
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)

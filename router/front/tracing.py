@@ -1,0 +1,53 @@
+"""Traces of calls: what the front door asks of a tracer, whichever it is. Off, there is none, and nothing is loaded.
+
+The one file that knows OpenTelemetry is otel.py.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Protocol
+
+from cluster.core.clock import Clock
+from cluster.core.config import TracingSettings
+from cluster.core.errors import ConfigError
+from router.records import Recorder
+
+
+class CallSpan(Protocol):
+    """One call's span, from its first byte on."""
+
+    def context(self) -> dict[str, str]:
+        """W3C trace context of this span, for the answer."""
+
+    def admitted(self, request_id: str) -> None:
+        """The call became this request, or one more."""
+
+    def end(self, outcome: str, first_token: float | None, attributes: Mapping[str, str | int | float]) -> None:
+        """The call is over. `first_token`: when it came, on the router's clock."""
+
+
+class Tracing(Protocol):
+    """Makes spans and sends them somewhere. Never raises, never waits."""
+
+    def start(self, api: str, carrier: Mapping[str, str]) -> CallSpan:
+        """A call has come. `carrier`: its headers or metadata, by lower-case name."""
+
+    def close(self) -> None:
+        """Send what is left. Blocks for a few seconds at most."""
+
+
+class TracerMaker(Protocol):
+    """What otel.py has for `open_tracing`."""
+
+    def __call__(self, settings: TracingSettings, recorder: Recorder, clock: Clock, program: str) -> Tracing: ...
+
+
+def open_tracing(settings: TracingSettings, recorder: Recorder, clock: Clock, program: str) -> Tracing | None:
+    """None where it is off. `recorder` knows requests that have just ended. Raises ConfigError."""
+    if settings.otlp_endpoint is None:
+        return None
+    if find_spec("opentelemetry.sdk") is None or find_spec("opentelemetry.exporter") is None:
+        raise ConfigError("tracing.otlp_endpoint: needs OpenTelemetry: pip install 'headrace[tracing]'")
+    make: TracerMaker = import_module("router.front.otel").make_tracing
+    return make(settings, recorder, clock, program)

@@ -1,0 +1,109 @@
+"""Metrics of a real cluster add up, after clean requests and after faults (FAULTS O07)."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.core.config import ClusterConfig
+from tests.integration.asks import EOS, PATH, Ask, End, GrpcClient, ask_http, random_ask
+from tests.integration.scrape import Scrape, assert_adds_up
+from tests.integration.stack import BLOCK, Stack, config, post_bytes, stack
+from tests.integration.test_fault_points import FAULTS
+from tests.otlp_receiver import Receiver, receiving
+from tests.queries import all_queries, selectors
+
+WORDS = {"outcome", "reason", "event"}  # their series begin when it happens for the first time
+
+
+async def load(running: Stack, asks: list[Ask], together: int) -> None:
+    """Send them; every answer is judged, and none may be an error."""
+    waiting: Iterator[Ask] = iter(asks)
+    async with GrpcClient(running) as client, asyncio.TaskGroup() as group:
+
+        async def work() -> None:
+            for ask in waiting:
+                outcome = await (ask_http(running, ask) if ask.api == "http" else client.ask(ask))
+                assert outcome.end is End.OK, (ask, outcome)
+
+        for _ in range(together):
+            group.create_task(work())
+
+
+def mixed(requests: int, seed: str) -> list[Ask]:
+    rng = random.Random(seed)
+    return [random_ask(rng) for _ in range(requests)]
+
+
+def unanswered(query: str, seen: Scrape) -> list[str]:
+    """Selectors of a query that nothing in the scrape answers to; words for what went wrong need not be there yet."""
+    missing = []
+    for selector in selectors(query):
+        labels = {name: value for name, (op, value) in selector.labels.items() if op == "=" and name not in WORDS}
+        found = seen.of(selector.name, **labels)
+        if not found or not all(selector.uses <= {*own, "le"} for own, _ in found):
+            missing.append(f"{selector}")
+    return missing
+
+
+async def check_clean(running: Stack) -> None:
+    asks = mixed(40, "clean")
+    await load(running, asks, together=1)
+    seen = await assert_adds_up(running, asks, once=True)
+    assert seen.sum("headrace_cached_tokens_total") > 0
+    assert seen.sum("headrace_pair_kv_bytes_total") > 0
+    assert seen.sum("headrace_worker_local_prefills_total") > 0
+    for name in ("pair_transfer_seconds_total", "handoff_seconds_sum"):
+        parts = seen.by("part", f"headrace_{name}")
+        assert {part for part, seconds in parts.items() if seconds > 0} >= {"offer_wait", "wire", "verify", "exposed"}
+    assert seen.sum("headrace_worker_step_seconds_count") > 0
+    assert seen.sum("headrace_workers") == 4
+    assert not {where: missing for where, query in all_queries() if (missing := unanswered(query, seen))}
+
+
+async def check_trace(running: Stack, receiver: Receiver) -> None:
+    """One hand-off of two chunks, for a client that traces."""
+    prompt = tuple(random.Random("trace").choices(range(EOS), k=7 * BLOCK + 3))
+    body = json.dumps({**Ask(prompt, 20).body(), "stream": False, "stream_options": None}).encode()
+    await running.call(post_bytes(PATH, body, traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01"))
+    assert await asyncio.to_thread(receiver.came.wait, 10.0)
+    root = receiver.root()
+    spans = {span.name: span for span in receiver.below(root)}
+    assert set(spans) == {"parse", "queue", "place", "prefill", "transfer", "decode", "text"}
+    assert [span.name for span in receiver.below(spans["prefill"])] == ["chunk", "chunk"]
+    order = [spans[name].start_time_unix_nano for name in ("parse", "queue", "place", "prefill", "decode", "text")]
+    assert order == sorted(order)
+    for span in receiver.spans:
+        assert root.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
+        assert span.end_time_unix_nano <= root.end_time_unix_nano
+
+
+def test_clean_requests_add_up_and_one_that_is_traced_is_a_trace(tmp_path: Path) -> None:
+    with receiving() as receiver:
+        tracing = {"otlp_endpoint": f"127.0.0.1:{receiver.port}", "insecure": True, "sample_share": 0.0}
+        with stack(config(tracing=tracing), tmp_path) as running:
+            asyncio.run(check_clean(running))
+            asyncio.run(check_trace(running, receiver))
+
+
+async def check_faults(running: Stack) -> None:
+    asks = mixed(2000, "faults")
+    async with asyncio.timeout(900):
+        await load(running, asks, together=12)
+    await running.all_ready()
+    await running.quiet()
+    seen = await assert_adds_up(running, asks, once=False, within_s=10.0)
+    assert seen.sum("headrace_worker_restarts_total") == 2, "offer.kill and engine.kill"
+    assert seen.sum("headrace_worker_events_total", event="digest_mismatch") > 0
+    ends = seen.by("outcome", "headrace_pair_jobs_total")
+    assert set(ends) & {"read failed", "link lost"}, ends
+
+
+@pytest.mark.verify
+def test_two_thousand_requests_with_faults_add_up(tmp_path: Path) -> None:
+    settings = ClusterConfig.model_validate({**config().model_dump(), "faults": FAULTS})
+    with stack(settings, tmp_path) as running:
+        asyncio.run(check_faults(running))

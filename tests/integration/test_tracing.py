@@ -1,0 +1,126 @@
+"""Spans over OTLP to a real receiver, W3C context in and out over HTTP and gRPC; off, nothing is loaded."""
+
+import asyncio
+import subprocess
+import sys
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from cluster.core.clock import SystemClock
+from cluster.core.config import TracingSettings
+from cluster.core.errors import ConfigError
+from cluster.stubs import inference_pb2 as pb
+from cluster.stubs.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
+from router.front import tracing
+from router.front.door import FrontDoor
+from router.front.grpc_service import InferenceService
+from router.front.tracing import open_tracing
+from tests.architecture.source import ROOT
+from tests.fakes.dispatcher import FakeDispatcher, say
+from tests.integration.front_door_server import MODEL, make_front, serve
+from tests.otlp_receiver import Receiver, receiving
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
+BODY = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
+
+
+def traced(front: FrontDoor, dispatcher: FakeDispatcher, receiver: Receiver, share: float = 0.0) -> None:
+    """Turn tracing on; only those who bring a sampled trace are traced, unless `share` says otherwise."""
+    settings = TracingSettings(otlp_endpoint=f"127.0.0.1:{receiver.port}", insecure=True, sample_share=share)
+    front.tracing = open_tracing(settings, dispatcher, SystemClock(), "router-0")
+
+
+async def close(front: FrontDoor) -> None:
+    assert front.tracing is not None
+    await asyncio.to_thread(front.tracing.close)
+
+
+def check_call(receiver: Receiver, traceparent: str, api: str) -> None:
+    root = receiver.root()
+    assert (root.name, root.trace_id.hex(), root.parent_span_id.hex()) == (api, TRACE, PARENT)
+    assert traceparent == f"00-{TRACE}-{root.span_id.hex()}-01", "the answer names the call's span"
+    assert [span.name for span in receiver.below(root)] == ["parse", "text"], "the fake keeps no record of requests"
+    told = {item.key: item.value for item in root.attributes}
+    assert told["headrace.outcome"].string_value == "ok"
+    assert (told["gen_ai.usage.input_tokens"].int_value, told["gen_ai.usage.output_tokens"].int_value) == (5, 3)
+    assert root.start_time_unix_nano < root.end_time_unix_nano
+    assert b"hello" not in b"".join(span.SerializeToString() for span in receiver.spans)
+
+
+async def test_over_http() -> None:
+    dispatcher = FakeDispatcher(say("abc"))
+    with receiving() as receiver:
+        async with serve(dispatcher) as served, httpx.AsyncClient(base_url=served.url) as client:
+            traced(served.front, dispatcher, receiver)
+            answer = await client.post("/v1/completions", json=BODY, headers={"traceparent": SAMPLED})
+            for headers in ({"traceparent": UNSAMPLED}, {"traceparent": "00-nonsense"}, {}):
+                assert (await client.post("/v1/completions", json=BODY, headers=headers)).status_code == 200
+            await close(served.front)
+        check_call(receiver, answer.headers["traceparent"], "completions")
+
+
+async def test_over_grpc() -> None:
+    dispatcher = FakeDispatcher(say("abc"))
+    front = make_front(dispatcher)
+    server = grpc.aio.server()
+    add_InferenceServicer_to_server(InferenceService(front), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    with receiving() as receiver:
+        traced(front, dispatcher, receiver)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            message = pb.GenerateRequest(model=MODEL, prompt="hello", max_tokens=3)
+            call = InferenceStub(channel).Generate(message, metadata=(("traceparent", SAMPLED),))
+            assert [response async for response in call]
+            trailer = {str(name): str(value) for name, value in await call.trailing_metadata()}
+        await server.stop(None)
+        await close(front)
+        check_call(receiver, trailer["traceparent"], "grpc")
+
+
+async def test_a_failure_is_an_error_of_the_span_and_all_are_sampled_where_that_is_wanted() -> None:
+    dispatcher = FakeDispatcher(say("abc"))
+    dispatcher.available = False
+    with receiving() as receiver:
+        async with serve(dispatcher) as served, httpx.AsyncClient(base_url=served.url) as client:
+            traced(served.front, dispatcher, receiver, share=1.0)
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 503
+            await close(served.front)
+        assert receiver.root().status.code == Status.STATUS_CODE_ERROR
+        assert [span.name for span in receiver.below(receiver.root())] == ["parse"]
+        assert receiver.root().kind == Span.SPAN_KIND_SERVER
+
+
+async def test_without_a_collector_requests_are_answered() -> None:
+    dispatcher = FakeDispatcher(say("abc"))
+    with receiving() as receiver:
+        gone = receiver.port
+    async with serve(dispatcher) as served, httpx.AsyncClient(base_url=served.url) as client:
+        traced(served.front, dispatcher, Receiver(port=gone), share=1.0)
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+        await close(served.front)
+
+
+def test_off_nothing_of_it_is_loaded() -> None:
+    """Of its own; Ray's and Redis' clients bring OpenTelemetry's API along."""
+    script = (
+        "import sys\n"
+        "import router.server\n"
+        "from cluster.core.config import TracingSettings\n"
+        "assert router.server.open_tracing(TracingSettings(), None, None, '') is None\n"
+        "print(*sorted(sys.modules.keys() & {'router.front.otel', 'opentelemetry.sdk', 'opentelemetry.exporter'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"headrace\[tracing\]"):
+        open_tracing(TracingSettings(otlp_endpoint="collector:4317"), FakeDispatcher(say("x")), SystemClock(), "r")

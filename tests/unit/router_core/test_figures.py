@@ -1,0 +1,95 @@
+"""Figures of the fleet: labelled by worker, one row each, pairs of those who talk, restarts counted, zeros told."""
+
+from prometheus_client import CollectorRegistry
+
+from cluster.stubs.watch_pb2 import Durations, Pair, Status, WatchEvent
+from router.figures import MOST_LIVES, Lives, WorkerFigures
+from router.front.auth import Gate
+from router.front.fleet_metrics import FleetCollector
+from tests.unit.router_core.fakes import FakeWorker
+from tests.unit.router_core.world import World, world
+
+PAIRS = [Pair(prefill=name, jobs_sent=2, jobs={"ok": 1, "link lost": 1}, kv_bytes=640, wire_s=0.5, slots_set_aside=1)
+         for name in ("p0", "p1")]  # fmt: skip
+
+
+def say(made: World, name: str, status: Status) -> None:
+    """A status that no fake worker would think of."""
+    sequence = made.watching[f"{name}:1"]
+    made.watching[f"{name}:1"] = sequence + 1
+    made.apply(made.core.on_watch(f"{name}:1", WatchEvent(sequence=sequence, status=status), made.now))
+
+
+def row(made: World, name: str) -> WorkerFigures:
+    (found,) = (each for each in made.core.figures(made.now).workers if each.worker == name)
+    return found
+
+
+def scraped(made: World) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(lambda: made.core.figures(made.now), Gate().permits))
+    return registry
+
+
+def test_a_worker_s_series_carry_its_name_and_pool() -> None:
+    made = world(prefill=2)
+    counters = {"steps": 3, "tokens_out": 9, "local: short prompt": 2, "prefill_local": 2, "kv_bytes": 1280}
+    gauges = {"blocks_in_use": 10, "slots_set_aside": 2}
+    steps = Durations(bounds_s=[0.1, 1.0], counts=[2, 1, 0], sum_s=0.7)
+    say(made, "d0", Status(ready=True, gauges=gauges, cached_blocks=4, counters=counters, steps=steps, pairs=PAIRS))
+    value = scraped(made).get_sample_value
+    own = {"pool": "decode", "worker": "d0"}
+    blocks = {state: value("headrace_worker_blocks", {**own, "state": state}) for state in ("in_use", "cached", "free")}
+    assert blocks == {"in_use": 10, "cached": 4, "free": 50}
+    assert value("headrace_worker_output_tokens_total", own) == 9
+    assert value("headrace_worker_local_prefills_total", {**own, "reason": "short prompt"}) == 2
+    assert value("headrace_worker_events_total", {**own, "event": "kv_bytes"}) == 1280
+    assert value("headrace_worker_events_total", {**own, "event": "prefill_local"}) is None, "it has its own metric"
+    assert value("headrace_worker_step_seconds_bucket", {**own, "le": "1.0"}) == 3
+    assert value("headrace_worker_state", {**own, "state": "ready"}) == 1
+    assert value("headrace_workers", {"pool": "prefill", "state": "ready"}) == 2
+    pair = {"prefill": "p1", "decode": "d0"}
+    assert value("headrace_pair_jobs_total", {**pair, "outcome": "link lost"}) == 1
+    assert value("headrace_pair_transfer_seconds_total", {**pair, "part": "wire"}) == 0.5
+    assert value("headrace_pair_slots_set_aside", pair) == 1
+
+
+def test_what_has_not_happened_is_told_as_nothing() -> None:
+    value = scraped(world()).get_sample_value
+    for name, label in (("dispatched", "outcome"), ("attempts_left", "reason")):
+        assert value(f"headrace_{name}_total", {label: "failed"}) == 0
+    assert value("headrace_router_events_total", {"event": "sessions_broken"}) == 0
+    assert (value("headrace_redis_configured"), value("headrace_redis_up")) == (0, 1)
+
+
+def test_pairs_with_a_prefill_worker_that_does_not_talk_are_dropped_and_come_back_with_it() -> None:
+    made = world(prefill=2)
+    say(made, "d0", Status(ready=True, pairs=PAIRS))
+    assert [pair.prefill for pair in row(made, "d0").pairs] == ["p0", "p1"]
+    made.die("p1:1")
+    assert [pair.prefill for pair in row(made, "d0").pairs] == ["p0"]
+    assert (row(made, "p1").status, row(made, "p1").state) == (None, "connecting")
+    made.workers["p1:1"].up, made.workers["p1:1"].epoch = True, 999
+    made.connect()
+    assert [pair.prefill for pair in row(made, "d0").pairs] == ["p0", "p1"]
+    assert (row(made, "p0").restarts, row(made, "p1").restarts) == (0, 1)
+
+
+def test_a_worker_that_comes_back_elsewhere_has_one_row_and_has_restarted() -> None:
+    made = world()
+    made.die("p0:1")
+    new = FakeWorker("p0", "prefill", epoch=77)
+    made.workers["p0:2"] = new
+    made.apply(made.core.set_members(["p0:1", "p0:2", "d0:1"], made.now))
+    made.connect()
+    assert row(made, "p0").restarts == 1
+    assert row(made, "p0").status is not None, "that of the life that talks"
+
+
+def test_lives_are_remembered_of_a_bounded_few() -> None:
+    lives = Lives()
+    for number in range(1, MOST_LIVES + 10):
+        lives.heard(f"worker-{number}", 1)
+        lives.heard("worker-0", number)
+    assert lives.restarts("worker-0") == MOST_LIVES + 8
+    assert (lives.restarts("worker-1"), len(lives._lives)) == (0, MOST_LIVES)
