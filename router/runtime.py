@@ -38,6 +38,7 @@ from router.effects import (
     StreamOpened,
 )
 from router.links import StreamKeeper
+from router.overview import Overview
 from router.records import RequestRecord
 from router.requests import Limits, Request, Running, TokenEvent, Trace, joined
 from router.session_client import SessionClient
@@ -165,6 +166,10 @@ class RouterRuntime:
     def status(self) -> dict[str, object]:
         """See router.requests.Dispatcher."""
         return self._core.status(self._clock.now())
+
+    def overview(self) -> Overview:
+        """See router.overview.Overseer."""
+        return self._core.overview(self._clock.now())
 
     def records(self, name: str) -> list[RequestRecord]:
         """See router.records.Recorder."""
