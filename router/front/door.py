@@ -220,6 +220,7 @@ class FrontDoor:
         """
         rules = self._rules(request, ask)
         async with self.dispatcher.run(request) as running:
+            call.follow(running.trace)
             generation = Generation(running, request, rules, call, first)
             try:
                 yield generation

@@ -16,7 +16,9 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from cluster.core.clock import Clock
 from cluster.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, RateLimited, Unavailable
+from router.front.recent import Recent
 from router.front.usage import Usage
+from router.requests import Trace
 
 Outcome = Literal["ok", "client_error", "cancelled", "limited", "overloaded", "unavailable", "deadline", "failed"]
 
@@ -60,9 +62,10 @@ class ApiTimes:
 
 
 class FrontMetrics:
-    """All metrics of the front door, in a registry of its own choosing."""
+    """All metrics of the front door, in a registry of its own choosing. `recent`: where the dashboard looks."""
 
-    def __init__(self, registry: CollectorRegistry, clock: Clock) -> None:
+    def __init__(self, registry: CollectorRegistry, clock: Clock, recent: Recent | None = None) -> None:
+        self.recent = recent
         self.registry = registry
         self.clock = clock
         self.in_flight: set[Call] = set()
@@ -104,6 +107,7 @@ class Call:
         self._api = api
         self._times = times
         self._last: dict[int, float] = {}
+        self._traces: list[Trace] = []
         self.written = 0  # tokens of answers
         self.started = metrics.clock.now()
 
@@ -118,8 +122,18 @@ class Call:
         metrics.in_flight.discard(self)
         outcome = outcome_of(error)
         metrics.requests.labels(self._api, outcome).inc()
+        now = metrics.clock.now()
+        for trace in self._traces:
+            trace.left = now
+        if metrics.recent is not None:
+            metrics.recent.ended(now, good=outcome in ("ok", "client_error", "cancelled"))
         if outcome == "ok":
             self._times.e2e.observe(self.elapsed())
+
+    def follow(self, trace: Trace) -> None:
+        """A request of this call was admitted: its trace gets the marks of the front door."""
+        trace.arrived = self.started
+        self._traces.append(trace)
 
     def elapsed(self) -> float:
         """Seconds since arrival."""
@@ -127,16 +141,22 @@ class Call:
 
     def tokens(self, index: int) -> None:
         """New tokens of sample `index` arrived."""
-        now = self._metrics.clock.now()
+        now, recent = self._metrics.clock.now(), self._metrics.recent
         if not self._last:
             self._times.ttft.observe(now - self.started)
+            if recent is not None:
+                recent.ttft.add(now, now - self.started)
         elif index in self._last:
             self._times.itl.observe(now - self._last[index])
+            if recent is not None:
+                recent.itl.add(now, now - self._last[index])
         self._last[index] = now
 
     def used(self, usage: Usage, dropped: int) -> None:
         """The token counts of an admitted request, however it ended."""
         self.written += usage.completion
+        if self._metrics.recent is not None:
+            self._metrics.recent.used(self._metrics.clock.now(), usage.prompt, usage.cached, usage.completion)
         self._metrics.prompt_tokens.inc(usage.prompt)
         self._metrics.cached_tokens.inc(usage.cached)
         self._metrics.output_tokens.inc(usage.completion)

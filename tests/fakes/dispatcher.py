@@ -11,7 +11,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from cluster.core.errors import Overloaded, Unavailable
+from cluster.pipe import Wish
 from cluster.scores import Scores
+from router.overview import Overview
 from router.records import RequestRecord
 from router.requests import EndReason, Limits, Request, Running, TokenEvent, TokenLogprob, Trace
 
@@ -75,6 +77,10 @@ class FakeDispatcher:
         self.runs: list[FakeRunning] = []
         self.active: set[str] = set()
         self.known: list[RequestRecord] = []
+        self.seen = Overview(0.0, (), (), (), (), (), 0, 0, 0)
+        self.wishes: list[Wish] = []
+        self.problem: str | None = None
+        self.slowly = False
         self._watchers: list[tuple[int, asyncio.Event]] = []
         self._limits = limits
 
@@ -121,6 +127,16 @@ class FakeDispatcher:
 
     def records(self, name: str) -> list[RequestRecord]:
         return [record for record in reversed(self.known) if name in (record.request_id, record.public_id)]
+
+    def overview(self) -> Overview:
+        return self.seen
+
+    async def fulfil(self, wish: Wish) -> str | None:
+        """What operators want. `slowly`: it is never done."""
+        self.wishes.append(wish)
+        if self.slowly:
+            await asyncio.Event().wait()
+        return self.problem
 
     def status(self) -> dict[str, object]:
         workers = {"d0": {"free_blocks": 7, "state": "ready"}}
