@@ -169,6 +169,7 @@ async def test_it_fits_a_phone_in_the_dark(running: Stack) -> None:
         await one.assert_clean()
 
 
+@pytest.mark.verify
 async def test_operators_scale_and_drain_from_it_with_the_keyboard_alone(running: Stack) -> None:
     async with browser() as chrome, tab(chrome, f"{running.admin_url}/dashboard") as one:
         page = await opened(one)
@@ -192,6 +193,7 @@ async def test_operators_scale_and_drain_from_it_with_the_keyboard_alone(running
     await asyncio.to_thread(running.cluster.wait_ready)
 
 
+@pytest.mark.verify
 async def test_the_death_of_a_decode_worker_is_seen_and_its_return(running: Stack) -> None:
     async with browser() as chrome, tab(chrome, f"{running.admin_url}/dashboard") as one:
         page = await opened(one)
