@@ -13,8 +13,9 @@ from typing import Self
 from cluster.core.clock import Clock, SystemClock
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import Unavailable
-from cluster.pipe import MODULES, Ready, role_of
+from cluster.pipe import MODULES, Drain, Ready, Wish, role_of
 from cluster.ray_environment import program_environment
+from cluster.reconcile import Start, reconcile
 from cluster.run_dir import RunDir
 from cluster.supervisor import ProgramSpec, ProgramStatus, Supervisor
 
@@ -57,7 +58,7 @@ class LocalCluster:
             program_environment(),
             self._run_dir.log_file(name),
         )
-        supervisor = self._supervisors[name] = Supervisor(spec, self._report)
+        supervisor = self._supervisors[name] = Supervisor(spec, self._report, fulfil=self._fulfil)
         supervisor.start()
 
     def stop(self, names: Iterable[str]) -> None:
@@ -115,6 +116,22 @@ class LocalCluster:
         """Everything a program has logged."""
         file = self._run_dir.log_file(name)
         return file.read_text(errors="replace") if file.exists() else ""
+
+    def _fulfil(self, wish: Wish) -> str | None:
+        """What operators ask of a cluster without a controller, at once; a program that has to go drains first."""
+        if isinstance(wish, Drain):
+            supervisor = self._supervisors.get(wish.program)
+            if supervisor is None:
+                return f"{wish.program!r} does not run here: it is one of {', '.join(sorted(self._supervisors))}"
+            supervisor.drain()
+            return None
+        ready = {name: supervisor.status().ready is not None for name, supervisor in list(self._supervisors.items())}
+        for action in reconcile({wish.role: wish.count}, ready):
+            if isinstance(action, Start):
+                self.start(action.name)
+            else:
+                self.stop([action.name])
+        return None
 
     def _all_ready(self) -> bool:
         known = [self._status.get(name) for name in self._supervisors]

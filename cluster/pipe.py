@@ -2,6 +2,8 @@
 
     program -> supervisor   {"ready": {"name", "role", "address", "epoch", "http", "pids"}}   once it can take calls
     supervisor -> program   {"members": [{"name", "role", "address", "epoch"}, ...]}          the whole list, every time
+    router -> supervisor    {"ask": {"number", "wish": {"type": "drain", "program": "decode-0"}}}   for an operator
+    supervisor -> router    {"answer": {"number", "problem"}}                                 what became of it
     end of stdin            the supervisor is gone: stop in order
 
 The program's log goes to stderr.
@@ -49,10 +51,53 @@ class Ready(Member, frozen=True, kw_only=True):
         return Member(name=self.name, role=self.role, address=self.address, epoch=self.epoch)
 
 
+class Drain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="drain"):
+    """Drain one program; its successor starts under the same name (docs/decisions/0008-drain.md)."""
+
+    program: str
+
+
+class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="scale"):
+    """Change how many programs of one role there should be."""
+
+    role: Role
+    count: int
+
+
+Wish = Drain | Scale
+"""What an operator wants of the whole cluster. A router cannot do it, and asks whoever can through its supervisor."""
+
+
+class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A wish, numbered by the program that asks."""
+
+    number: int
+    wish: Wish
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What became of the ask with this number. `problem` None: it was done."""
+
+    number: int
+    problem: str | None = None
+
+
 class ReadyLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A line from a program."""
 
     ready: Ready
+
+
+class AskLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Another line from a program: a router's."""
+
+    ask: Ask
+
+
+class AnswerLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Another line to a router."""
+
+    answer: Answer
 
 
 class MembersLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,30 +106,54 @@ class MembersLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     members: tuple[Member, ...]
 
 
+class _FromProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Exactly one of them."""
+
+    ready: Ready | None = None
+    ask: Ask | None = None
+
+
+class _ToProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Exactly one of them."""
+
+    members: tuple[Member, ...] | None = None
+    answer: Answer | None = None
+
+
 _encoder = msgspec.json.Encoder()
-_ready = msgspec.json.Decoder(ReadyLine)
-_members = msgspec.json.Decoder(MembersLine)
+_from_program = msgspec.json.Decoder(_FromProgram)
+_to_program = msgspec.json.Decoder(_ToProgram)
 
 
-def encode(line: ReadyLine | MembersLine) -> bytes:
+def encode(line: ReadyLine | MembersLine | AskLine | AnswerLine) -> bytes:
     """One line, newline included."""
     return _encoder.encode(line) + b"\n"
 
 
-def decode_ready(line: bytes) -> Ready:
+def decode_from_program(line: bytes) -> Ready | Ask:
     """A program's line. Raises PipeError."""
     try:
-        return _ready.decode(line).ready
+        match _from_program.decode(line):
+            case _FromProgram(ready=Ready() as ready, ask=None):
+                return ready
+            case _FromProgram(ready=None, ask=Ask() as ask):
+                return ask
     except msgspec.MsgspecError as error:
-        raise PipeError(f"not a ready line: {error}") from error
+        raise PipeError(f"not a program's line: {error}") from error
+    raise PipeError("not a program's line: it says nothing, or two things")
 
 
-def decode_members(line: bytes) -> tuple[Member, ...]:
-    """A supervisor's line. Raises PipeError."""
+def decode_to_program(line: bytes) -> tuple[Member, ...] | Answer:
+    """A supervisor's line: the whole list, or an answer. Raises PipeError."""
     try:
-        return _members.decode(line).members
+        match _to_program.decode(line):
+            case _ToProgram(members=tuple() as members, answer=None):
+                return members
+            case _ToProgram(members=None, answer=Answer() as answer):
+                return answer
     except msgspec.MsgspecError as error:
-        raise PipeError(f"not a members line: {error}") from error
+        raise PipeError(f"not a supervisor's line: {error}") from error
+    raise PipeError("not a supervisor's line: it says nothing, or two things")
 
 
 def role_of(name: str) -> Role:

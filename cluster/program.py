@@ -15,6 +15,7 @@
 import argparse
 import asyncio
 import ctypes
+import itertools
 import logging
 import os
 import signal
@@ -27,10 +28,23 @@ import uvloop
 
 from cluster.config import load_config
 from cluster.core.config import ClusterConfig
-from cluster.core.errors import ConfigError, HeadraceError
+from cluster.core.errors import ConfigError, HeadraceError, Unavailable
 from cluster.credentials import Credentials
 from cluster.logs import log_loop_error, setup_logging
-from cluster.pipe import MAX_LINE_BYTES, Member, Ready, ReadyLine, Role, decode_members, encode, role_of
+from cluster.pipe import (
+    MAX_LINE_BYTES,
+    Answer,
+    Ask,
+    AskLine,
+    Member,
+    Ready,
+    ReadyLine,
+    Role,
+    Wish,
+    decode_to_program,
+    encode,
+    role_of,
+)
 from cluster.secret import cluster_secret
 from cluster.tls import named_tls
 
@@ -65,6 +79,37 @@ class Membership:
                 await changed.wait()
 
 
+class Wishes:
+    """Asks that wait for their answers. `pipe`: to the supervisor; None: there is none."""
+
+    def __init__(self) -> None:
+        self.pipe: int | None = None
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[str | None]] = {}
+
+    async def ask(self, wish: Wish) -> str | None:
+        """What became of it: None when it was done, else why not. Cancelling stops the wait, not what was asked for.
+
+        Raises Unavailable when there is nobody to ask.
+        """
+        if self.pipe is None:
+            raise Unavailable("this program has no supervisor that could be asked")
+        number = next(self._numbers)
+        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            os.write(self.pipe, encode(AskLine(Ask(number, wish))))
+            return await answer
+        finally:
+            del self._waiting[number]
+
+    def answered(self, answer: Answer) -> None:
+        """An answer that nobody waits for any more is nobody's."""
+        waiting = self._waiting.get(answer.number)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer.problem)
+
+
 @dataclass(slots=True)
 class ProgramContext:
     """What `main` gets. `stopping` is set once the program should drain and return."""
@@ -76,6 +121,7 @@ class ProgramContext:
     credentials: Credentials
     members: Membership
     stopping: asyncio.Event
+    wishes: Wishes = field(default_factory=Wishes)
     _supervisor: int | None = field(default=None, repr=False)  # file descriptor, None when not supervised
 
     def report_ready(
@@ -158,7 +204,7 @@ async def _run(context: ProgramContext, main: Main, pipes: _Pipes | None) -> int
     _stop_on_signals(context.stopping, working)
     helpers = [asyncio.ensure_future(_limit_stop(context.stopping, working, context.config.timing.program_stop_s))]
     if pipes is not None:
-        context._supervisor = pipes.outgoing
+        context._supervisor = context.wishes.pipe = pipes.outgoing
         helpers.append(asyncio.ensure_future(_follow_supervisor(pipes.incoming, context)))
     try:
         return await working
@@ -209,7 +255,11 @@ async def _follow_supervisor(incoming: int, context: ProgramContext) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(incoming, "rb", buffering=0))
     try:
         while line := await reader.readline():
-            context.members.replace(decode_members(line))
+            told = decode_to_program(line)
+            if isinstance(told, Answer):
+                context.wishes.answered(told)
+            else:
+                context.members.replace(told)
     except (HeadraceError, ValueError) as error:
         _log.error("the supervisor's pipe is broken: %s", error)
     finally:

@@ -15,7 +15,6 @@ import asyncio
 import functools
 import logging
 import os
-import queue
 import signal
 import socket
 import threading
@@ -32,8 +31,9 @@ from cluster.core.config import ClusterConfig
 from cluster.core.errors import HeadraceError
 from cluster.gcs_keeper import GcsKeeper
 from cluster.layout import Layout
-from cluster.pipe import Member, Role
+from cluster.pipe import Drain, Member, Role, Wish
 from cluster.ray_environment import OBJECT_STORE_BYTES
+from cluster.reporter import Reporter
 from cluster.run_dir import RunDir
 from cluster.store import initial_counts, open_store
 from cluster.supervisor import ProgramStatus, Supervisor
@@ -62,46 +62,15 @@ class SupervisorActor:
         layout.log_to_file(name)
         self._run_dir = layout.run_dir
         self._patience_s = self._run_dir.config().timing.supervisor_stop_s
-        self._reporter = Reporter()
-        self._supervisor = Supervisor(layout.spec(name, ray.get_runtime_context().get_node_id()), self._report)
+        self._controller: ray.actor.ActorHandle | None = None
+        self._reporter = Reporter(self._tell)
+        spec = layout.spec(name, ray.get_runtime_context().get_node_id())
+        self._supervisor = Supervisor(spec, self._report, fulfil=self._fulfil)
         self._supervisor.start()
 
     def _report(self, status: ProgramStatus) -> None:
         self._run_dir.mark_ready(status.name, status.state == "ready")
         self._reporter.report(status)
-
-    def status(self) -> ProgramStatus:
-        return self._supervisor.status()
-
-    def set_members(self, members: tuple[Member, ...]) -> None:
-        self._supervisor.set_members(members)
-
-    def stop(self) -> None:
-        self._supervisor.stop(self._patience_s)
-
-
-class Reporter:
-    """A supervisor's way to the controller, in a thread of its own: when nobody answers, this thread waits.
-
-    The supervisor's thread never does: a program that died is started again whatever has become of Ray.
-    """
-
-    def __init__(self) -> None:
-        self._news: queue.SimpleQueue[ProgramStatus] = queue.SimpleQueue()
-        self._controller: ray.actor.ActorHandle | None = None
-        threading.Thread(target=self._keep_telling, name="report", daemon=True).start()
-
-    def report(self, status: ProgramStatus) -> None:
-        """Returns at once. Each status is the whole truth: those that a newer one overtakes are not sent."""
-        self._news.put(status)
-
-    def _keep_telling(self) -> None:
-        while True:
-            status = self._news.get()
-            while not self._news.empty():
-                status = self._news.get()
-            if not self._tell(status) and not self._tell(status):  # twice: another controller may have the name now
-                _log.warning("nobody to report to: the controller asks when it is back")
 
     def _tell(self, status: ProgramStatus) -> bool:
         try:
@@ -111,6 +80,26 @@ class Reporter:
         except (ValueError, RayError):
             self._controller = None
         return self._controller is not None
+
+    def _fulfil(self, wish: Wish) -> str | None:
+        try:
+            controller = ray.get_actor(CONTROLLER)
+            if isinstance(wish, Drain):
+                ray.get(controller.drain.remote(wish.program), timeout=2 * self._patience_s)
+            else:
+                ray.get(controller.scale.remote({wish.role: wish.count}), timeout=_ANSWER_S)
+        except (ValueError, RayError, HeadraceError) as error:
+            return f"the controller could not do it: {getattr(error, 'cause', None) or error}"
+        return None
+
+    def status(self) -> ProgramStatus:
+        return self._supervisor.status()
+
+    def set_members(self, members: tuple[Member, ...]) -> None:
+        self._supervisor.set_members(members)
+
+    def stop(self) -> None:
+        self._supervisor.stop(self._patience_s)
 
 
 class ControllerActor:

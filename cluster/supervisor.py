@@ -1,8 +1,8 @@
 """One program, kept running: spawn, hear, feed, restart, stop. No Ray here; cluster/ray_launcher.py makes it an actor.
 
 1. spawn    the program in its own session, stdin and stdout piped, stderr appended to its log
-2. hear     its ready line; every change of state is reported at once
-3. feed     the newest members list, from a thread of its own: a frozen program never blocks anybody
+2. hear     its ready line; every change of state is reported at once. What a router asks for goes to `fulfil`
+3. feed     the newest members list and answers, from a thread of its own: a frozen program never blocks anybody
 4. end      it exited: sweep what is left of its session, wait (longer after each early death), spawn again
 5. stop     SIGTERM, a bounded time to drain, SIGKILL
 
@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,13 +25,27 @@ from typing import IO, Literal
 from cluster.core.clock import Clock, SystemClock
 from cluster.core.errors import HeadraceError
 from cluster.core.ids import new_epoch
-from cluster.pipe import MAX_LINE_BYTES, Member, MembersLine, PipeError, Ready, Role, decode_ready, encode
+from cluster.pipe import (
+    MAX_LINE_BYTES,
+    Answer,
+    AnswerLine,
+    Ask,
+    Member,
+    MembersLine,
+    PipeError,
+    Ready,
+    Role,
+    Wish,
+    decode_from_program,
+    encode,
+)
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 15.0
 STEADY_S = 30.0
 """A program that was up this long, or has drained, is restarted at once; earlier deaths double the wait."""
 
+MAX_WISHES = 8
 _MAX_LOG_BYTES = 64 * 1024 * 1024
 _log = logging.getLogger(__name__)
 
@@ -71,14 +86,22 @@ class ProgramStatus:
 
 
 Report = Callable[[ProgramStatus], None]
+Fulfil = Callable[[Wish], str | None]
+"""Does what a router wishes, however long it takes; returns None, or why it could not be done."""
 
 
 class Supervisor:
     """Keeps one program running in a thread of its own until `stop`. Thread-safe."""
 
-    def __init__(self, spec: ProgramSpec, report: Report, clock: Clock | None = None) -> None:
+    def __init__(
+        self, spec: ProgramSpec, report: Report, clock: Clock | None = None, fulfil: Fulfil | None = None
+    ) -> None:
+        """`fulfil` is called in threads of its own, at most MAX_WISHES at a time; without it nothing can be asked."""
         self._spec = spec
         self._report = report
+        self._fulfil = fulfil
+        self._wishes = 0
+        self._answers: deque[Answer] = deque()  # for the present life
         self._clock = clock or SystemClock()
         self._lock = threading.Condition()
         self._status = ProgramStatus(spec.name, spec.role, new_epoch(), node=spec.node)
@@ -101,6 +124,13 @@ class Supervisor:
         with self._lock:
             self._members = tuple(members)
             self._lock.notify_all()
+
+    def drain(self) -> None:
+        """Let the program drain and start its successor; returns at once."""
+        with self._lock:
+            process = self._process
+        if process is not None:
+            process.terminate()
 
     def stop(self, patience_s: float) -> None:
         """Let the program drain, kill it after `patience_s`; returns when nothing of it is left. Idempotent."""
@@ -174,6 +204,7 @@ class Supervisor:
                     start_new_session=True,
                 )
             self._process = process
+            self._answers.clear()
             if self._stopping:  # `stop` came just before and had no process to end
                 process.terminate()
         self._change(state="starting", ready=None, pid=process.pid)
@@ -185,36 +216,71 @@ class Supervisor:
         with io.BufferedReader(_raw(process.stdout)) as reader:
             while line := reader.readline(MAX_LINE_BYTES):
                 try:
-                    ready = decode_ready(line)
-                    if (ready.name, ready.role) != (self._spec.name, self._spec.role):
-                        raise PipeError(f"it calls itself {ready.name} ({ready.role})")
+                    told = decode_from_program(line)
+                    if isinstance(told, Ask):
+                        self._take_ask(process, told)
+                        continue
+                    if (told.name, told.role) != (self._spec.name, self._spec.role):
+                        raise PipeError(f"it calls itself {told.name} ({told.role})")
                 except HeadraceError as error:
                     _log.error("killing %s: %s", self._spec.name, error)
                     process.kill()
                     return
-                self._change(state="ready", ready=ready)
+                self._change(state="ready", ready=told)
+
+    def _take_ask(self, process: "subprocess.Popen[bytes]", ask: Ask) -> None:
+        """Raises PipeError when it comes from a program that has nothing to ask for."""
+        if self._spec.role != "router":
+            raise PipeError("only routers hear operators")
+        if self._fulfil is None:
+            self._answer(process, Answer(ask.number, "nobody here can do that"))
+        elif self._wishes >= MAX_WISHES:
+            self._answer(process, Answer(ask.number, f"{MAX_WISHES} other things are being done"))
+        else:
+            with self._lock:
+                self._wishes += 1
+            threading.Thread(target=self._do, args=(self._fulfil, process, ask), name="wish", daemon=True).start()
+
+    def _do(self, fulfil: Fulfil, process: "subprocess.Popen[bytes]", ask: Ask) -> None:
+        try:
+            problem = fulfil(ask.wish)
+        finally:
+            with self._lock:
+                self._wishes -= 1
+        self._answer(process, Answer(ask.number, problem))
+
+    def _answer(self, process: "subprocess.Popen[bytes]", answer: Answer) -> None:
+        """To the life that asked; its successors know nothing of it."""
+        with self._lock:
+            if self._process is process:
+                self._answers.append(answer)
+                self._lock.notify_all()
 
     def _feed(self, process: "subprocess.Popen[bytes]") -> None:
-        """Write each new members list; lists that came while a write was stuck are skipped, the newest is not."""
+        """Write answers and each new members list; lists that came while a write was stuck are skipped, the newest
+        is not."""
         assert process.stdin is not None
         sent: tuple[Member, ...] | None = None
         with _raw(process.stdin) as pipe:
-            while (members := self._next_members(process, sent)) is not None:
-                line = memoryview(encode(MembersLine(members)))
+            while (news := self._next_news(process, sent)) is not None:
+                line = memoryview(encode(news))
                 try:
                     while line:  # an unbuffered pipe may take only a part
                         line = line[pipe.write(line) or 0 :]
                 except OSError:  # it has just died
                     return
-                sent = members
+                if isinstance(news, MembersLine):
+                    sent = news.members
 
-    def _next_members(
+    def _next_news(
         self, process: "subprocess.Popen[bytes]", sent: tuple[Member, ...] | None
-    ) -> tuple[Member, ...] | None:
-        """Wait for a list that differs from `sent`; None once the process is gone."""
+    ) -> MembersLine | AnswerLine | None:
+        """Wait for a list that differs from `sent`, or an answer; None once the process is gone."""
         with self._lock:
-            self._lock.wait_for(lambda: self._process is not process or self._members != sent)
-            return self._members if self._process is process else None
+            self._lock.wait_for(lambda: self._process is not process or self._members != sent or self._answers)
+            if self._process is not process:
+                return None
+            return AnswerLine(self._answers.popleft()) if self._answers else MembersLine(self._members)
 
     def _change(self, **changes: object) -> None:
         with self._lock:

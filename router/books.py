@@ -4,7 +4,10 @@ Every change of ownership is a method here, so that `check_integrity` can say wh
 """
 
 from cluster.core.errors import IntegrityError
+from cluster.stubs.session_pb2 import HandedOff
+from router.flows import Flows
 from router.follow import Attempt, Follow, Phase
+from router.lives import Lives
 from router.placement import Demand, Placement
 from router.prefix_index import PrefixIndex
 from router.queue import AdmissionQueue, LineBounds
@@ -19,6 +22,8 @@ class Books:
     def __init__(self, line: LineBounds, suspect_s: float, index: PrefixIndex, records: int) -> None:
         self.queue = AdmissionQueue(line)
         self.records = Records(records)
+        self.flows = Flows(records)
+        self.lives = Lives()
         self.workers = Workers(suspect_s, index)
         self.requests: dict[str, Follow] = {}
         self.attempts: dict[str, Follow] = {}
@@ -61,6 +66,14 @@ class Books:
         if address is not None and address in self.workers.by_address:
             self._book_prefill(attempt, address, tokens, now)
 
+    def handed_off(self, follow: Follow, message: HandedOff, now: float) -> None:
+        """The figures of a hand-off; a second time, after a break, they change nothing."""
+        attempt = follow.attempt
+        if attempt is not None and not attempt.handed_off:
+            follow.on_handed_off(message)
+            pair = (attempt.record.kv_from, attempt.record.decode)
+            self.flows.handed_off(pair, message.kv_bytes, message.exposed_s * 1000, now)
+
     def computed(self, attempt: Attempt) -> None:
         """The prompt is computed, wherever that was: nothing of it is queued any more."""
         self._end_prefill(attempt)
@@ -71,6 +84,7 @@ class Books:
         """The attempt is over, the request is not: it is nowhere until it is put back or closed."""
         attempt = follow.leave()
         follow.record.attempt_ended(attempt.record, outcome, now)
+        self.flows.attempt_ended(follow.record, outcome, now)
         self._unbook(attempt)
         return attempt
 
@@ -83,6 +97,7 @@ class Books:
             follow.record.attempt_ended(attempt.record, outcome, now)
             self._unbook(attempt)
         follow.record.ended(outcome, now)
+        follow.record.written = follow.written
         del self.requests[follow.request.request_id]
         return attempt
 

@@ -41,6 +41,7 @@ from router.figures import Figures
 from router.fleet import figures_of
 from router.follow import Follow
 from router.hearing import Hearing
+from router.overview import Overview, overview
 from router.placement import POLICIES, NoPair, Snapshot, Wait
 from router.prefix_index import PrefixIndex
 from router.queue import LineBounds
@@ -109,6 +110,10 @@ class DispatcherCore:
     def records(self, name: str) -> list[RequestRecord]:
         """Recent requests of this id, ours or the client's; the newest first."""
         return self._books.records.find(name)
+
+    def overview(self, now: float) -> Overview:
+        """For the dashboard."""
+        return overview(self._books, now)
 
     def status(self, now: float) -> dict[str, object]:
         """For people and metrics (JSON-able)."""
@@ -233,7 +238,11 @@ class DispatcherCore:
             worker.watch_closed()
             return self._pump(now)
         before = worker.epoch
-        if not worker.on_watch(event, now):
+        taken = worker.on_watch(event, now)
+        if taken and worker.facts.name:
+            leaving = worker.status is not None and worker.status.draining
+            self._books.lives.heard(worker.name, worker.role, worker.epoch, now, leaving=leaving)
+        if not taken:
             self._endings.counters["watch_gaps"] += 1
             worker.watch_closed()
             self._endings.effects.append(ReopenWatch(address))

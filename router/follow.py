@@ -226,6 +226,7 @@ class Follow:
     def on_prefill(self, message: PrefillOn) -> None:
         """Who computes the prompt. cached_tokens are those of the first attempt alone."""
         self.trace.prefill_worker = message.worker
+        self._running().record.kv_from = "" if message.worker == LOCAL else message.worker
         if self.trace.attempts == 1:
             self.trace.cached_tokens = message.cached_tokens
 
@@ -235,6 +236,7 @@ class Follow:
         if attempt.handed_off:  # heard before the session broke
             return
         attempt.handed_off = True
+        attempt.record.kv_bytes, attempt.record.exposed_ms = message.kv_bytes, message.exposed_s * 1000
         self.trace.kv_bytes += message.kv_bytes
         self.trace.transport = message.transport
         self.trace.offers = self.trace.offers or tuple((o.until, o.at_s * 1000) for o in message.offers)

@@ -95,7 +95,7 @@ class Hearing:
             return
         follow, attempt = found
         self._accepted(worker, follow, attempt, now)
-        follow.on_handed_off(message)
+        self._books.handed_off(follow, message, now)
         self._books.computed(attempt)
 
     def _on_run(self, worker: WorkerView, run: pb.TokenRun, now: float) -> bool:

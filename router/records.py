@@ -6,6 +6,7 @@ have pushed it out. Times are milliseconds since the request was admitted.
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 from router.placement import Considered, Placement
@@ -25,6 +26,9 @@ class AttemptRecord:
     first_token_ms: float | None = None
     ended_ms: float | None = None
     outcome: str = ""
+    kv_from: str = ""  # the prefill worker whose KV decode takes; "": none
+    kv_bytes: int = 0
+    exposed_ms: float | None = None  # once the hand-off is over
 
 
 @dataclass(slots=True)
@@ -43,6 +47,7 @@ class RequestRecord:
     waiting_for: str = ""
     ended_ms: float | None = None
     outcome: str = ""
+    written: int = 0  # tokens of all samples, once it has ended
 
     def since(self, now: float) -> float:
         """Milliseconds from admission to `now`."""
@@ -108,6 +113,10 @@ class Records:
         """Those that are called so, by our id or by the client's; the newest first."""
         own = self._by_id.get(name)
         return [own] if own is not None else list(reversed(self._by_public_id.get(name, ())))
+
+    def newest(self, most: int) -> list[RequestRecord]:
+        """At most so many, the newest first."""
+        return list(islice(reversed(self._by_id.values()), most))
 
     def _drop(self, oldest: RequestRecord) -> None:
         del self._by_id[oldest.request_id]

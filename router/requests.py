@@ -103,7 +103,11 @@ def joined(events: Sequence[TokenEvent]) -> TokenEvent:
 
 @dataclass(slots=True)
 class Trace:
-    """What happened to one request: filled while it runs, read by the front door when it ends. Milliseconds."""
+    """What happened to one request: filled while it runs, read by the front door when it ends. Milliseconds.
+
+    `arrived` and `left` are the front door's own marks, on the router's monotonic clock in seconds: the request came;
+    its answer, or its error, had been written.
+    """
 
     prefill_worker: str = ""
     decode_worker: str = ""
@@ -113,6 +117,8 @@ class Trace:
     transport: str = ""
     timings_ms: dict[str, float] = field(default_factory=dict)
     offers: tuple[tuple[int, float], ...] = ()  # (position, milliseconds since the job was sent) of the first hand-off
+    arrived: float | None = None
+    left: float | None = None
 
 
 class Running(Protocol):

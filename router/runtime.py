@@ -39,6 +39,7 @@ from router.effects import (
 )
 from router.figures import Figures
 from router.links import StreamKeeper
+from router.overview import Overview
 from router.records import RequestRecord
 from router.requests import Limits, Request, Running, TokenEvent, Trace, joined
 from router.session_client import SessionClient
@@ -170,6 +171,10 @@ class RouterRuntime:
     def figures(self) -> Figures:
         """See router.requests.Dispatcher."""
         return self._core.figures(self._clock.now())
+
+    def overview(self) -> Overview:
+        """See router.overview.Overseer."""
+        return self._core.overview(self._clock.now())
 
     def records(self, name: str) -> list[RequestRecord]:
         """See router.records.Recorder."""

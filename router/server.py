@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
 from cluster.core.clock import Clock, SystemClock
 from cluster.core.config import ClusterConfig
@@ -31,11 +32,13 @@ from cluster.tls import public_files
 from cluster.worker import model_folder
 from router.dispatcher import DispatcherCore
 from router.front.auth import Gate
+from router.front.dashboard.routes import Dashboard
 from router.front.door import FrontDoor
 from router.front.grpc_service import InferenceService
 from router.front.http_app import make_app
 from router.front.metrics import FrontMetrics
 from router.front.model_text import load_model_text
+from router.front.recent import Recent
 from router.front.tracing import open_tracing
 from router.permits import Permits
 from router.runtime import RouterRuntime
@@ -60,7 +63,7 @@ async def _assemble(context: ProgramContext, epoch: int, tenants: Tenants) -> tu
     gate = _gate(context, tenants, clock)
     core = DispatcherCore(config.router, config.timing, epoch, random.Random(), weights=gate.tenants.weights)
     runtime = RouterRuntime(core, clock, epoch=epoch, credentials=context.credentials)
-    metrics = FrontMetrics(CollectorRegistry(), clock)
+    metrics = FrontMetrics(CollectorRegistry(), clock, Recent() if config.router.dashboard else None)
     front = FrontDoor(config.router, config.model_name, text, runtime, clock, metrics, gate)
     front.tracing = open_tracing(config.tracing, runtime, clock, context.name)
     return runtime, front
@@ -79,7 +82,8 @@ async def serve(context: ProgramContext) -> None:
     config, epoch = context.config, new_epoch()
     tenants = TenantsFile(config, context.secret)
     runtime, front = await _assemble(context, epoch, tenants.tenants)
-    rpc, http, admin = _doors(config, runtime, front)
+    dashboard = Dashboard(runtime, context.wishes.ask) if config.router.dashboard else None
+    rpc, http, admin = _doors(config, front, make_app(front, runtime, dashboard))
     await rpc.start()
     web = asyncio.ensure_future(http.run_here())
     looked_after = asyncio.ensure_future(admin.run_here())
@@ -120,7 +124,7 @@ async def serve(context: ProgramContext) -> None:
             await asyncio.to_thread(front.tracing.close)
 
 
-def _doors(config: ClusterConfig, runtime: RouterRuntime, front: FrontDoor) -> tuple[RpcServer, WebServer, WebServer]:
+def _doors(config: ClusterConfig, front: FrontDoor, app: ASGIApp) -> tuple[RpcServer, WebServer, WebServer]:
     """gRPC and HTTP for clients, and HTTP for who looks after the cluster; bound, not started. Raises ConfigError."""
     settings, keys = config.router, front.gate
     tls = public_files(config.tls.public)
@@ -134,7 +138,7 @@ def _doors(config: ClusterConfig, runtime: RouterRuntime, front: FrontDoor) -> t
     own, shared = (0, settings.grpc_port) if settings.share_ports else (settings.grpc_port, None)
     door = PublicDoor(allows, tls, 4 * settings.max_body_bytes, settings.max_connections, shared)
     rpc = make_server(settings.host, own, [inference], door)
-    app, drain_s = make_app(front, runtime), config.timing.drain_s + CUT_S
+    drain_s = config.timing.drain_s + CUT_S
     http = WebServer(
         ClientRoutes(app), sockets(settings), tls=tls, drain_s=drain_s, max_connections=settings.max_connections
     )

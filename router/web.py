@@ -16,10 +16,11 @@ from cluster.core.config import RouterSettings
 from cluster.core.errors import ConfigError
 from cluster.tls import CertificateFiles, web_context
 from router.front.auth import OPEN
+from router.front.dashboard.paths import ALL as DASHBOARD
 from router.front.http_protocol import bounded
 
-ADMIN = frozenset({"/metrics", "/status"})
-"""Everybody's numbers."""
+ADMIN = frozenset({"/metrics", "/status"}) | DASHBOARD
+"""Everybody's numbers, and what operators do about them."""
 
 _RECENT = "/debug/requests/"  # tenants see their own at the clients' listener
 

@@ -2,7 +2,8 @@
 
 Its behaviour is in its name: prefill-9 exits at once with code 3, decode-9 never gets ready and ignores SIGTERM, every
 other name is a good program that has one child and writes each members list it hears to the FIFO
-`<config folder>/<name>` where the test made one (`Hearing`).
+`<config folder>/<name>` where the test made one (`Hearing`). On SIGUSR1 it asks for what is in the file
+`<config folder>/wish`, and writes the answer to the FIFO too.
 """
 
 import asyncio
@@ -14,8 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from cluster.core.ids import new_epoch
-from cluster.pipe import Member, role_of
+from cluster.pipe import Drain, Member, Scale, Wish, role_of
 from cluster.program import ProgramContext, run
 
 PATIENCE_S = 20.0
@@ -25,13 +28,18 @@ class Hearing:
     """The test's end of the FIFO: waits, blocking, for what a fake program hears."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        os.mkfifo(folder / name)
-        self._end = os.open(folder / name, os.O_RDWR | os.O_NONBLOCK)
+        self._fifo = folder / name
+        os.mkfifo(self._fifo)
+        self._end = os.open(self._fifo, os.O_RDWR | os.O_NONBLOCK)
         self._text = b""
 
     def until(self, *members: Member) -> None:
         """Wait for exactly this list."""
-        wanted = _line(members).encode()
+        self.until_line(_line(members))
+
+    def until_line(self, line: str) -> None:
+        """Wait for exactly this line."""
+        wanted = line.encode()
         while wanted not in self._text.splitlines(keepends=True):
             assert select.select([self._end], [], [], PATIENCE_S)[0], f"heard {self._text!r}, not {wanted!r}"
             self._text += os.read(self._end, 65536)
@@ -41,6 +49,7 @@ class Hearing:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._fifo.unlink()  # before there is nobody to read it
         os.close(self._end)
 
 
@@ -54,6 +63,10 @@ async def _serve(context: ProgramContext) -> None:
     sys.stdout.write("a stray print that must not reach the supervisor\n")
     context.report_ready(address=f"{context.name}:1", epoch=new_epoch(), pids=[child.pid])
     following = asyncio.ensure_future(_follow(context, fifo))
+    asking: list[asyncio.Future[None]] = []
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGUSR1, lambda: asking.append(asyncio.ensure_future(_ask(context, fifo)))
+    )
     await context.stopping.wait()
     following.cancel()
     child.terminate()
@@ -63,9 +76,18 @@ async def _serve(context: ProgramContext) -> None:
 async def _follow(context: ProgramContext, fifo: Path) -> None:
     async for members in context.members.updates():
         if fifo.exists():
-            end = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
-            os.write(end, _line(members).encode())
-            os.close(end)
+            _tell(fifo, _line(members))
+
+
+async def _ask(context: ProgramContext, fifo: Path) -> None:
+    wish: Wish = msgspec.json.decode(fifo.with_name("wish").read_bytes(), type=Drain | Scale)
+    _tell(fifo, f"answer: {await context.wishes.ask(wish)}\n")
+
+
+def _tell(fifo: Path, line: str) -> None:
+    end = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    os.write(end, line.encode())
+    os.close(end)
 
 
 def main() -> int:

@@ -82,7 +82,7 @@ class RouterSettings(Settings):
     host: str = "127.0.0.1"
     http_port: Port = 8000
     grpc_port: Port = 8001
-    admin_host: str = Field("127.0.0.1", description="interface of /metrics and /status, and of probes")
+    admin_host: str = Field("127.0.0.1", description="interface of /metrics, /status, /dashboard, and of probes")
     admin_port: Port = Field(0, description="their port; 0: a free one, which `headrace status` tells")
     share_ports: bool = Field(
         False, description="the routers of one host listen on the same two ports, and the kernel deals out connections"
@@ -118,6 +118,9 @@ class RouterSettings(Settings):
     debug_requests: Annotated[int, Field(ge=0)] = Field(
         1024, description="the most recent requests that GET /debug/requests/{id} and `headrace explain` know of"
     )
+    dashboard: bool = Field(
+        True, description="GET /dashboard at router.admin_port: a live page, from which operators drain and scale"
+    )
     prefix_index_entries: Annotated[int, Field(ge=1, le=1_000_000_000)] = Field(
         1_000_000, description="routing blocks of all workers that a router knows of at most; 26 bytes each when in use"
     )
@@ -136,7 +139,7 @@ class TenantSettings(Settings):
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = Field(None, description="prompt and output tokens together")
     concurrency: Positive | None = Field(None, description="requests served at the same time")
-    operator: bool = Field(False, description="its keys may also read /metrics and /status, at router.admin_port")
+    operator: bool = Field(False, description="its keys may also see the whole cluster, drain and scale")
 
 
 class PublicTlsSettings(Settings):

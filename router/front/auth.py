@@ -14,12 +14,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.core.clock import SystemClock
 from cluster.core.errors import Forbidden, Unauthenticated
+from router.front.dashboard.paths import FILES
 from router.front.errors_http import error_body, error_headers, status_of
 from router.permits import Permits
 from router.tenants import Tenant, Tenants
 
-OPEN = frozenset({"/live", "/ready", "/health"})
-"""Probes have no key; /health is /ready by another name. /metrics needs one: it tells every tenant's numbers."""
+OPEN = frozenset({"/live", "/ready", "/health", *FILES})
+"""Probes have no key; /health is /ready by another name. /metrics needs one: it tells every tenant's numbers. The
+dashboard's files are the same for everybody, and ask for a key to show anything; no browser can send one with them."""
 
 _TENANT = "headrace.tenant"
 

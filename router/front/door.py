@@ -238,6 +238,7 @@ class FrontDoor:
         if call.span is not None:
             call.span.admitted(request.request_id)
         async with self.dispatcher.run(request) as running:
+            call.follow(running.trace)
             generation = Generation(running, request, rules, call, first)
             try:
                 yield generation

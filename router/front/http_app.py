@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cluster.core.errors import HeadraceError, Unavailable
 from router.front import bounds
 from router.front.auth import Authenticate, Gate, only_operators, tenant_of
+from router.front.dashboard.routes import Dashboard, add_dashboard
 from router.front.door import FrontDoor
 from router.front.errors_http import error_headers, error_object, error_shape, status_of
 from router.front.http_debug import explain
@@ -74,11 +75,13 @@ class Told(CollectorRegistry):
         return iter(self._metrics)
 
 
-def make_app(front: FrontDoor, recorder: Recorder) -> FastAPI:
-    """The ASGI app of one router. `recorder` knows its recent requests."""
+def make_app(front: FrontDoor, recorder: Recorder, dashboard: Dashboard | None = None) -> FastAPI:
+    """The ASGI app of one router. `recorder` knows its recent requests. `dashboard` None: there is none."""
     app = GuardedApp(front.gate, {**inference_routes(front), **token_routes(front)})
     _add_models(app, front)
     _add_operations(app, front, recorder)
+    if dashboard is not None:
+        add_dashboard(app, front, dashboard)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(HeadraceError, _our_error)
     return app

@@ -17,6 +17,7 @@ from cluster.core.clock import Clock
 from cluster.core.durations import Durations
 from cluster.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, RateLimited, Unavailable
 from router.front.histograms import DurationFamily
+from router.front.recent import Recent
 from router.front.tracing import CallSpan
 from router.front.usage import Usage
 from router.requests import Trace
@@ -80,9 +81,10 @@ class ApiTimes:
 
 
 class FrontMetrics:
-    """All metrics of the front door, in a registry of its own choosing."""
+    """All metrics of the front door, in a registry of its own choosing. `recent`: where the dashboard looks."""
 
-    def __init__(self, registry: CollectorRegistry, clock: Clock) -> None:
+    def __init__(self, registry: CollectorRegistry, clock: Clock, recent: Recent | None = None) -> None:
+        self.recent = recent
         self.registry = registry
         self.clock = clock
         self.in_flight: set[Call] = set()
@@ -127,6 +129,7 @@ class Call:
         self._times = times
         self._first: dict[int, float] = {}  # token event, by sample
         self._last: dict[int, float] = {}
+        self._traces: list[Trace] = []
         self.written = 0  # tokens of answers
         self.read = 0  # tokens of prompts
         self.span: CallSpan | None = None
@@ -143,11 +146,21 @@ class Call:
         metrics.in_flight.discard(self)
         outcome = outcome_of(error)
         metrics.requests.labels(self._api, outcome).inc()
+        now = metrics.clock.now()
+        for trace in self._traces:
+            trace.left = now
+        if metrics.recent is not None:
+            metrics.recent.ended(now, good=outcome in ("ok", "client_error", "cancelled"))
         if outcome == "ok":
             self._times.e2e.add(self.elapsed())
         if self.span is not None:
             tokens = {"gen_ai.usage.input_tokens": self.read, "gen_ai.usage.output_tokens": self.written}
             self.span.end(outcome, min(self._first.values(), default=None), tokens)
+
+    def follow(self, trace: Trace) -> None:
+        """A request of this call was admitted: its trace gets the marks of the front door."""
+        trace.arrived = self.started
+        self._traces.append(trace)
 
     def elapsed(self) -> float:
         """Seconds since arrival."""
@@ -155,11 +168,15 @@ class Call:
 
     def tokens(self, index: int) -> None:
         """New tokens of sample `index` arrived."""
-        now = self._metrics.clock.now()
+        now, recent = self._metrics.clock.now(), self._metrics.recent
         if not self._last:
             self._times.ttft.add(now - self.started)
+            if recent is not None:
+                recent.ttft.add(now, now - self.started)
         if index in self._last:
             self._times.itl.add(now - self._last[index])
+            if recent is not None:
+                recent.itl.add(now, now - self._last[index])
         else:
             self._first[index] = now
         self._last[index] = now
@@ -177,6 +194,8 @@ class Call:
                 durations.add(milliseconds / 1000)
         self.written += usage.completion
         self.read += usage.prompt
+        if self._metrics.recent is not None:
+            self._metrics.recent.used(self._metrics.clock.now(), usage.prompt, usage.cached, usage.completion)
         self._metrics.prompt_tokens.inc(usage.prompt)
         self._metrics.cached_tokens.inc(usage.cached)
         self._metrics.output_tokens.inc(usage.completion)

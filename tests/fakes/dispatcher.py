@@ -11,9 +11,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from cluster.core.errors import Overloaded, Unavailable
+from cluster.pipe import Wish
 from cluster.scores import Scores
 from cluster.stubs.watch_pb2 import Status
 from router.figures import Figures, WorkerFigures
+from router.overview import Overview
 from router.records import RequestRecord
 from router.requests import EndReason, Limits, Request, Running, TokenEvent, TokenLogprob, Trace
 
@@ -77,6 +79,10 @@ class FakeDispatcher:
         self.runs: list[FakeRunning] = []
         self.active: set[str] = set()
         self.known: list[RequestRecord] = []
+        self.seen = Overview(0.0, (), (), (), (), (), 0, 0, 0)
+        self.wishes: list[Wish] = []
+        self.problem: str | None = None
+        self.slowly = False
         self._watchers: list[tuple[int, asyncio.Event]] = []
         self._limits = limits
 
@@ -128,6 +134,16 @@ class FakeDispatcher:
         status = Status(gauges={"blocks_in_use": 3}, cached_blocks=2)
         workers = (WorkerFigures("decode", "d0", "ready", 0, 7, 0.0, status),)
         return Figures(ready=self.available, gauges={"queued": len(self.active)}, workers=workers)
+
+    def overview(self) -> Overview:
+        return self.seen
+
+    async def fulfil(self, wish: Wish) -> str | None:
+        """What operators want. `slowly`: it is never done."""
+        self.wishes.append(wish)
+        if self.slowly:
+            await asyncio.Event().wait()
+        return self.problem
 
     def status(self) -> dict[str, object]:
         workers = {"d0": {"free_blocks": 7, "state": "ready"}}

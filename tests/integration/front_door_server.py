@@ -12,11 +12,13 @@ from prometheus_client import CollectorRegistry
 from cluster.core.clock import SystemClock
 from cluster.core.config import RouterSettings
 from router.front.auth import Gate
+from router.front.dashboard.routes import Dashboard
 from router.front.door import FrontDoor
 from router.front.grammar_judge import GrammarJudge
 from router.front.http_app import make_app
 from router.front.metrics import FrontMetrics
 from router.front.model_text import ModelText, load_model_text
+from router.front.recent import Recent
 from router.requests import Grammar
 from tests.fakes.dispatcher import FakeDispatcher
 
@@ -86,7 +88,7 @@ def make_front(
     gate: Gate | None = None,
 ) -> FrontDoor:
     clock = SystemClock()
-    metrics = FrontMetrics(CollectorRegistry(), clock)
+    metrics = FrontMetrics(CollectorRegistry(), clock, Recent())
     words = text or load_model_text(None)
     return FrontDoor(settings or RouterSettings(), MODEL, words, dispatcher, clock, metrics, gate)
 
@@ -99,7 +101,8 @@ async def serve(
     gate: Gate | None = None,
 ) -> AsyncIterator[Served]:
     front = make_front(dispatcher, settings, text, gate)
-    config = uvicorn.Config(make_app(front, dispatcher), host="127.0.0.1", port=0, log_level="error", lifespan="off")
+    app = make_app(front, dispatcher, Dashboard(dispatcher, dispatcher.fulfil))
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
     server = _Server(config)
     task = asyncio.create_task(server.serve())
     await server.listening.wait()

@@ -119,7 +119,7 @@ async def test_every_http_route_asks_for_a_key(running: Stack, door: str) -> Non
     for method, path in every:
         for header in ({}, {"authorization": f"Bearer {KEY}x"}, {"headrace-proof": "a.b.c"}):
             status = await status_of(getattr(running, door), method, path, header)
-            is_open = path in OPEN and method in ("GET", "HEAD")
+            is_open = path in OPEN and method in ("GET", "HEAD") and not (door == "url" and path in ADMIN)
             assert (status == 401) != is_open, (method, path, header, status)
 
 
@@ -132,9 +132,11 @@ async def test_numbers_are_at_the_admin_port_and_the_api_is_not(running: Stack) 
         here = [await status_of(url, method, path, root) for url in (running.url, running.admin_url)]
         assert (here[0] == 404) == (path in ADMIN), (method, path, here)
         assert (here[1] == 404) == (path not in ADMIN | OPEN), (method, path, here)
-    for path in sorted(ADMIN):
-        assert await status_of(running.admin_url, "GET", path, root) == 200
-        assert await status_of(running.admin_url, "GET", path, tenant) == 403
+    for method, path in routes():
+        if path in ADMIN - OPEN and method in ("GET", "POST"):  # what acts wants more than a key
+            expected = 200 if method == "GET" else 400
+            assert await status_of(running.admin_url, method, path, root) == expected
+            assert await status_of(running.admin_url, method, path, tenant) == 403
 
 
 def methods(*files: FileDescriptor) -> set[str]:

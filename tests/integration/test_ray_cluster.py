@@ -23,7 +23,7 @@ from cluster.cli.start import Started, StartFailed, start_cluster, stop_head, st
 from cluster.config import load_config
 from cluster.controller import ClusterStatus
 from cluster.core.config import ClusterConfig, RaySettings
-from cluster.pipe import ROLES, Role
+from cluster.pipe import ROLES, Drain, Role, Scale, Wish
 from cluster.run_dir import RunDir
 from cluster.supervisor import ProgramStatus
 from tests.fake_program import Hearing
@@ -275,6 +275,28 @@ def test_a_drained_program_is_replaced_and_did_not_die(cluster: Cluster) -> None
     refused = cluster.command("drain", "decode-1")
     assert refused.returncode == 1
     assert "'decode-1' does not run here: it is one of decode-0, prefill-0, router-0" in refused.stderr
+
+
+def test_what_a_router_asks_for_is_done_by_the_controller(cluster: Cluster) -> None:
+    """As the dashboard does: the router has neither Ray nor its token."""
+    router = processes_of(cluster.program("router-0"))[0]
+    with Hearing(cluster.run_dir.folder, "router-0") as hearing:
+
+        def ask(wish: Wish, problem: str | None) -> None:
+            (cluster.run_dir.folder / "wish").write_bytes(msgspec.json.encode(wish))
+            router.send_signal(signal.SIGUSR1)
+            hearing.until_line(f"answer: {problem}\n")
+
+        ask(Scale("decode", 2), None)
+        cluster.until(lambda status: status.ready and status.desired["decode"] == 2)
+        leaving = processes_of(cluster.program("decode-1"))
+        ask(Drain("decode-1"), None)
+        assert gone(leaving)
+        known = "decode-0, decode-1, prefill-0, router-0"
+        cluster.until(lambda status: status.ready)
+        ask(Drain("decode-9"), f"the controller could not do it: 'decode-9' does not run here: it is one of {known}")
+        ask(Scale("decode", 1), None)
+        cluster.until(lambda status: status.ready and status.desired["decode"] == 1)
 
 
 def test_down_leaves_nothing(cluster: Cluster) -> None:

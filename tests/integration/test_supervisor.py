@@ -7,16 +7,21 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from cluster.config import dump_config, environment, load_config
-from cluster.pipe import Member, Role, role_of
+from cluster.pipe import Drain, Member, Role, Scale, Wish, role_of
 from cluster.secret import create_secret
 from cluster.supervisor import ProgramSpec, ProgramStatus, Supervisor, backoff_s
 from tests.fake_program import PATIENCE_S, Hearing
 
 PEER = Member(name="prefill-0", role="prefill", address="p:1", epoch=2**64 - 1)
+
+
+def _fulfil(wish: Wish) -> str | None:
+    return None if isinstance(wish, Drain) else f"no: {wish}"
 
 
 class Watched:
@@ -28,7 +33,7 @@ class Watched:
         command = (*program, "--config", str(folder / "config.yaml"), "--name", name, "--supervised")
         spec = ProgramSpec(name, role, command, environment({}), folder / f"{name}.log")
         self.reports: queue.Queue[ProgramStatus] = queue.Queue()
-        self.supervisor = Supervisor(spec, self.reports.put)
+        self.supervisor = Supervisor(spec, self.reports.put, fulfil=_fulfil)
         self.hearing = Hearing(folder, name)
         self.log_file = spec.log_file
         self.supervisor.start()
@@ -145,3 +150,18 @@ def test_a_frozen_program_blocks_nobody(watch: Watch) -> None:
     processes = watched.processes(status)
     watched.supervisor.stop(0.2)
     assert gone(processes)
+
+
+def test_a_router_s_wishes_are_fulfilled_one_by_one_and_nobody_else_has_any(watch: Watch, tmp_path: Path) -> None:
+    watched = watch("router-0")
+    status = watched.ready()
+    assert status.pid is not None
+    for wish, problem in ((Drain("decode-0"), None), (Scale("prefill", 2), "no: Scale(role='prefill', count=2)")):
+        (tmp_path / "wish").write_bytes(msgspec.json.encode(wish))
+        os.kill(status.pid, signal.SIGUSR1)
+        watched.hearing.until_line(f"answer: {problem}\n")
+    other = watch("decode-0")
+    before = other.ready()
+    assert before.pid is not None
+    os.kill(before.pid, signal.SIGUSR1)
+    assert other.until(lambda status: status.state == "waiting").last_exit == -signal.SIGKILL

@@ -1,21 +1,29 @@
 """The lines between a supervisor and its program, and who follows them."""
 
 import asyncio
+import os
 
 import pytest
 
+from cluster.core.errors import Unavailable
 from cluster.pipe import (
+    Answer,
+    AnswerLine,
+    Ask,
+    AskLine,
+    Drain,
     Member,
     MembersLine,
     PipeError,
     Ready,
     ReadyLine,
-    decode_members,
-    decode_ready,
+    Scale,
+    decode_from_program,
+    decode_to_program,
     encode,
     role_of,
 )
-from cluster.program import Membership
+from cluster.program import Membership, Wishes
 
 DECODE = Member(name="decode-0", role="decode", address="127.0.0.1:5", epoch=2**64 - 1)
 PREFILL = Member(name="prefill-0", role="prefill", address="127.0.0.1:6", epoch=1)
@@ -23,13 +31,18 @@ PREFILL = Member(name="prefill-0", role="prefill", address="127.0.0.1:6", epoch=
 
 def test_lines_survive_the_trip() -> None:
     ready = Ready(name="router-0", role="router", address="a:1", epoch=7, http="http://a:2", pids=(3, 4))
-    assert decode_ready(encode(ReadyLine(ready))) == ready
+    assert decode_from_program(encode(ReadyLine(ready))) == ready
     assert ready.member() == Member(name="router-0", role="router", address="a:1", epoch=7)
     members = (DECODE, PREFILL)
     line = encode(MembersLine(members))
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
-    assert decode_members(line) == members
+    assert decode_to_program(line) == members
+    assert decode_to_program(encode(MembersLine(()))) == ()
+    for wish in (Drain("decode-0"), Scale("prefill", 3)):
+        assert decode_from_program(encode(AskLine(Ask(7, wish)))) == Ask(7, wish)
+    for answer in (Answer(7), Answer(8, "nobody is called so")):
+        assert decode_to_program(encode(AnswerLine(answer))) == answer
 
 
 @pytest.mark.parametrize(
@@ -41,17 +54,34 @@ def test_lines_survive_the_trip() -> None:
         b'{"ready": {"name": "a", "role": "boss", "address": "a:1", "epoch": 1}}\n',
         b'{"ready": {"name": "a", "role": "decode", "address": "a:1", "epoch": "1"}}\n',
         b'{"members": []}\n',
+        b"{}",
+        b'{"ask": {"number": 1}}',
+        b'{"ask": {"number": 1, "wish": {"type": "scale", "role": "boss", "count": 1}}}',
+        b'{"ask": {"number": 1, "wish": {"type": "run", "program": "sh"}}}',
+        b'{"ask": {"number": 1, "wish": {"type": "drain", "program": "a"}}, '
+        b'"ready": {"name": "a", "role": "decode", "address": "a:1", "epoch": 1}}',
     ],
 )
 def test_anything_else_is_refused(line: bytes) -> None:
     with pytest.raises(PipeError):
-        decode_ready(line)
+        decode_from_program(line)
 
 
-@pytest.mark.parametrize("line", [b"null", b'{"ready": {}}', b'{"members": [{"name": "x"}]}', b'{"members": {}}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"null",
+        b"{}",
+        b'{"ready": {}}',
+        b'{"members": [{"name": "x"}]}',
+        b'{"members": {}}',
+        b'{"answer": {}}',
+        b'{"answer": {"number": 1}, "members": []}',
+    ],
+)
 def test_no_members_line(line: bytes) -> None:
     with pytest.raises(PipeError):
-        decode_members(line)
+        decode_to_program(line)
 
 
 def test_names_tell_roles() -> None:
@@ -73,3 +103,25 @@ async def test_followers_see_the_first_list_and_always_the_newest() -> None:
     membership.replace((PREFILL,))
     assert await anext(updates) == (PREFILL,)
     assert membership.current == (PREFILL,)
+
+
+async def test_a_wish_without_a_supervisor_is_refused() -> None:
+    with pytest.raises(Unavailable, match="no supervisor"):
+        await Wishes().ask(Drain("decode-0"))
+
+
+async def test_every_wish_gets_its_own_answer() -> None:
+    read, write = os.pipe()
+    wishes = Wishes()
+    wishes.pipe = write
+    with os.fdopen(read, "rb", buffering=0) as pipe:
+        first = asyncio.ensure_future(wishes.ask(Drain("decode-0")))
+        second = asyncio.ensure_future(wishes.ask(Scale("decode", 2)))
+        await asyncio.sleep(0)
+        asked = [decode_from_program(line) for line in pipe.read(65536).splitlines()]
+        assert asked == [Ask(1, Drain("decode-0")), Ask(2, Scale("decode", 2))]
+        wishes.answered(Answer(2))
+        wishes.answered(Answer(9, "who?"))
+        wishes.answered(Answer(1, "no"))
+        assert [await first, await second] == ["no", None]
+    os.close(write)
