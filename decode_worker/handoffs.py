@@ -19,6 +19,7 @@ from cluster.stubs.link_pb2 import (
     CancelJob,
     First,
     FromDecodePeer,
+    JobFailed,
     JobRefused,
     Offer,
     Recheck,
@@ -32,11 +33,17 @@ from decode_worker.peers import LinkState, Peer, Peers
 from decode_worker.state import State, copy_owner
 from decode_worker.transfer import Transfer
 from engine.messages import Copy, CopyDone, Read, ReadDone, ReadFailed
-from kv_transfer.handoff import HandOff
+from kv_transfer.handoff import HandOff, Word
 from kv_transfer.ranges import merge_ranges
 
 MAX_PREFILL_TRIES = 2
-_HOLDERS_FAULTS = ("read timed out", "read failed", "no offer in time", "job failed")  # but no refusal, no lost link
+_HOLDERS_FAULTS = (
+    "read timed out",
+    "read failed",
+    "no offer in time",
+    "job failed",
+    "sent corrupt blocks",
+)  # but no refusal, no lost link
 _HOLDERS_LIES = ("offered other content", "sent other first tokens", "told other log-probabilities")
 POKE_S = 0.05  # a read that takes longer may need the holder to poll, whatever the warm-up showed
 
@@ -50,6 +57,7 @@ class Callbacks:
     no_prefill: Callable[[Attempt, str, float], None]
     failed: Callable[[Attempt, str, bool, float], None]
     scored: Callable[[Attempt, PromptLogprobs], None]
+    doubted: Callable[[list[int], float], None]
 
 
 class HandOffs:
@@ -140,14 +148,17 @@ class HandOffs:
         if transfer is not None:
             self._next_holder(transfer, "refused", now, detail=message.reason, refused=True)
 
-    def job_failed(self, attempt_id: str, reason: str, invalid: bool, peer: Peer, now: float) -> None:
-        transfer = self._current(attempt_id, peer)
+    def job_failed(self, message: JobFailed, peer: Peer, now: float) -> None:
+        transfer = self._current(message.attempt, peer)
         if transfer is None:
             return
-        if invalid:
-            self._on.failed(transfer.attempt, reason, True, now)
+        if message.invalid:
+            self._on.failed(transfer.attempt, message.reason, True, now)
+        elif message.HasField("distrusted_from"):
+            self._distrust(transfer, message.distrusted_from, now)
+            self._next_holder(transfer, "sent corrupt blocks", now, detail=message.reason)
         else:
-            self._next_holder(transfer, "job failed", now, detail=reason)
+            self._next_holder(transfer, "job failed", now, detail=message.reason)
 
     def offered(self, offer: Offer, peer: Peer, now: float) -> None:
         transfer = self._current(offer.attempt, peer)
@@ -205,11 +216,16 @@ class HandOffs:
         transfer = self._current(result.attempt, peer)
         if transfer is None:
             return
-        good = [transfer.handoff.rechecked(b.block, b.generation, current=b.current) for b in result.blocks]
-        if all(good):
-            self._post_reads(now)
-        else:
+        handoff = transfer.handoff
+        words = [handoff.rechecked(b.block, b.generation, current=b.current, corrupt=b.corrupt) for b in result.blocks]
+        corrupt = [index for word, index in words if word is Word.CORRUPT]
+        if corrupt:
+            self._distrust(transfer, min(corrupt), now)
+            self._next_holder(transfer, "sent corrupt blocks", now)
+        elif any(word is Word.STALE for word, _ in words):
             self._next_holder(transfer, "holder lost the blocks", now)
+        else:
+            self._post_reads(now)
 
     # -- engine events --------------------------------------------------------------------------------------------
 
@@ -266,6 +282,17 @@ class HandOffs:
         handoff, counters = transfer.handoff, self._state.counters
         counters[f"kv_blocks_{rest}"] += len(handoff.keys) - handoff.verified_blocks
         counters["kv_blocks_behind_a_gap"] += handoff.behind_a_gap
+
+    def _distrust(self, transfer: Transfer, first: int, now: float) -> None:
+        """Forget what the holder offered from block `first` on. What of that is published already leaves the index, and
+        whoever builds on it goes elsewhere, this attempt as well."""
+        missing = transfer.handoff.distrust(first)
+        for index in missing:
+            transfer.digests.pop(index, None)
+        assert transfer.attempt.prompt is not None
+        published = [transfer.attempt.prompt.blocks[i] for i in missing if i < transfer.published]
+        if published:
+            self._on.doubted([*published, *(b for block in published for b in self._state.books.withdraw(block))], now)
 
     def _of(self, peer: Peer) -> list[Transfer]:
         return [t for t in self._transfers.values() if t.peer is peer]
@@ -377,8 +404,8 @@ class HandOffs:
             index = transfer.published
             block = prompt.blocks[index]
             generation = self._state.books.generation(block)
-            key, digest = transfer.handoff.keys[index], transfer.digests.pop(index)
-            self._state.books.publish(block, generation, key, digest, index)
+            digest = transfer.digests.pop(index)
+            self._state.books.publish(block, generation, transfer.handoff.keys, index, digest)
             transfer.published += 1
 
     def _settle(self, transfer: Transfer, now: float) -> None:

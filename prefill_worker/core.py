@@ -227,13 +227,15 @@ class PrefillCore:
             sequence.release(self.books)
             return None, reason
         self.batcher.add(sequence)
-        return Job(link, message, sequence, len(hits), now, now + message.deadline_s), ""
+        digests = [self.books.digest_of(block) for block in hits]  # some may leave the index before the job runs
+        return Job(link, message, sequence, len(hits), digests, now, now + message.deadline_s), ""
 
     def _checked(self, job: Job, digests: list[bytes], now: float) -> None:
         if self.jobs.get(job.id) is not job:
             return
-        right = keep_right_hits(self.books, job.sequence, job.prefix_blocks, digests)
-        if right is None:
+        right, room, doubted = keep_right_hits(self.books, job.sequence, job.prefix_blocks, digests)
+        self._doubt(doubted)
+        if not room:
             self._fail(job, "no room to replace a prefix block that failed its check", invalid=False)
             return
         if right < job.prefix_blocks:
@@ -261,8 +263,7 @@ class PrefillCore:
         job.sequence.computed = job.prefix_blocks * self.block_size
         self.counters["prefix_hit_tokens"] += job.sequence.computed
         job.next_offer = job.message.first_position // self.block_size
-        for index in range(job.prefix_blocks):
-            job.digests[index] = self.books.digest_of(job.sequence.blocks[index])
+        job.digests = dict(enumerate(job.hit_digests[: job.prefix_blocks]))
         self._offer(job)
         if job.sequence.computed < len(job.sequence.tokens):
             job.sequence.runnable = True
@@ -345,8 +346,19 @@ class PrefillCore:
         self._digest([ref.block for ref in recheck.blocks if 0 <= ref.block < self.books.num_blocks], (link, recheck))
 
     def _rechecked(self, link: str, recheck: Recheck, digests: list[bytes]) -> None:
-        result = vouch(self.books, self.counters, recheck, digests)
+        result, doubted = vouch(self.books, self.counters, recheck, digests)
         self._send(link, FromPrefill(recheck=result))
+        self._doubt(doubted)
+
+    def _doubt(self, blocks: list[int]) -> None:
+        """The first of these has changed in memory, the others may be computed from it: jobs that build on any are
+        over, done or not, and their readers hear from where on they must not believe us."""
+        for job in [j for j in self.jobs.values() if not set(blocks).isdisjoint(j.sequence.blocks)]:
+            first = min(i for i, block in enumerate(job.sequence.blocks) if block in blocks)
+            failed = JobFailed(attempt=job.message.attempt, reason="a block has changed in memory")
+            failed.distrusted_from = first
+            self._send(job.link, FromPrefill(failed=failed))
+            self._leave(job, "failed")
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

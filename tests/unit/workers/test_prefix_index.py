@@ -99,7 +99,7 @@ class Prefill:
         ]
 
     def recheck(self, blocks: list[BlockRef]) -> list[RecheckedBlock]:
-        (answer,) = self.says(FromDecodePeer(recheck=Recheck(attempt="a", blocks=blocks)))
+        answer, *_ = self.says(FromDecodePeer(recheck=Recheck(attempt="a", blocks=blocks)))
         return list(answer.message.recheck.blocks)
 
 
