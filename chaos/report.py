@@ -19,6 +19,7 @@ _RANGES = (
     "digest_mismatch",
     "kv_blocks_stale",
     "kv_blocks_corrupt",
+    "kv_blocks_distrusted",
     "prefix_hit_corrupt",
     "preempted",
 )

@@ -32,10 +32,12 @@ class Admission:
         state: State,
         admitted: Callable[[Attempt, float], None],
         failed: Callable[[Attempt, str, bool, float], None],
+        doubted: Callable[[list[int], float], None],
     ) -> None:
         self._state = state
         self._admitted = admitted
         self._failed = failed
+        self._doubted = doubted
         self._checks: Questions[Attempt] = Questions("digests")
         self._preparing: Questions[Attempt] = Questions("grammar")
 
@@ -90,8 +92,10 @@ class Admission:
         if self._state.attempts.get(attempt.id) is not attempt or attempt.phase is not Phase.CHECKING:
             return
         assert attempt.prompt is not None
-        right = keep_right_hits(self._state.books, attempt.prompt, attempt.prefix_blocks, report.digests)
-        if right is None:
+        books, hits = self._state.books, attempt.prefix_blocks
+        right, room, doubted = keep_right_hits(books, attempt.prompt, hits, report.digests)
+        self._doubted(doubted, now)
+        if not room:
             self._failed(attempt, "no room to replace a prefix block that failed its check", False, now)
             return
         if right < attempt.prefix_blocks:

@@ -71,10 +71,11 @@ class DecodeCore:
             self._no_prefill,
             self._failed,
             lambda attempt, message: self._decoding.scored(attempt, message),
+            self._doubted,
         )
         self.handoffs = HandOffs(self.state, self.peers, callbacks)
         self._decoding = Decoding(self.state, self.handoffs)
-        self._admission = Admission(self.state, self._admitted, self._failed)
+        self._admission = Admission(self.state, self._admitted, self._failed, self._doubted)
         self._overdue = OverdueWatch()
         self._awaited: set[int] = set()
 
@@ -159,8 +160,7 @@ class DecodeCore:
         elif kind == "done":
             self.handoffs.job_done(message.done.attempt, message.done.cached_tokens, peer, now)
         elif kind == "failed":
-            failed = message.failed
-            self.handoffs.job_failed(failed.attempt, failed.reason, failed.invalid, peer, now)
+            self.handoffs.job_failed(message.failed, peer, now)
         elif kind == "recheck":
             self.handoffs.rechecked(message.recheck, peer, now)
         self._after(now)
@@ -330,6 +330,12 @@ class DecodeCore:
         self.state.to_router(attempt, FromDecode(failed=message))
         self.state.counters["attempts_failed"] += 1
         self._decoding.leave(attempt)
+
+    def _doubted(self, blocks: list[int], now: float) -> None:
+        """These left the index because what is in them may be wrong: attempts that build on them go elsewhere."""
+        for attempt in list(self.state.attempts.values()):
+            if any(not set(blocks).isdisjoint(sequence.blocks) for sequence in attempt.sequences()):
+                self._failed(attempt, "a block that it builds on is in doubt", False, now)
 
     def _own(self, router: int, attempt_id: str) -> Attempt | None:
         """An attempt of this very router: nobody can touch another one's."""

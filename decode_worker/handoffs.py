@@ -19,6 +19,7 @@ from cluster.stubs.link_pb2 import (
     CancelJob,
     First,
     FromDecodePeer,
+    JobFailed,
     JobRefused,
     Offer,
     Recheck,
@@ -29,14 +30,21 @@ from cluster.stubs.session_pb2 import FromDecode, PrefillOn
 from decode_worker.attempts import Attempt
 from decode_worker.jobs import answers, follows, is_told, make_job
 from decode_worker.peers import LinkState, Peer, Peers
+from decode_worker.publishing import close, distrust, publish
 from decode_worker.state import State, copy_owner
 from decode_worker.transfer import Transfer
 from engine.messages import Copy, CopyDone, Read, ReadDone, ReadFailed
-from kv_transfer.handoff import HandOff
+from kv_transfer.handoff import HandOff, Word
 from kv_transfer.ranges import merge_ranges
 
 MAX_PREFILL_TRIES = 2
-_HOLDERS_FAULTS = ("read timed out", "read failed", "no offer in time", "job failed")  # but no refusal, no lost link
+_HOLDERS_FAULTS = (
+    "read timed out",
+    "read failed",
+    "no offer in time",
+    "job failed",
+    "sent corrupt blocks",
+)  # but no refusal, no lost link
 _HOLDERS_LIES = ("offered other content", "sent other first tokens", "told other log-probabilities")
 POKE_S = 0.05  # a read that takes longer may need the holder to poll, whatever the warm-up showed
 
@@ -50,6 +58,7 @@ class Callbacks:
     no_prefill: Callable[[Attempt, str, float], None]
     failed: Callable[[Attempt, str, bool, float], None]
     scored: Callable[[Attempt, PromptLogprobs], None]
+    doubted: Callable[[list[int], float], None]
 
 
 class HandOffs:
@@ -89,7 +98,7 @@ class HandOffs:
         if transfer is None:
             return
         transfer.timeline.left("abandoned" if attempt.live else "answered")
-        self._close(transfer, "abandoned")
+        close(self._state, transfer, "abandoned")
         self._leave_holder(transfer, cancel=True)
         self._give_up_reads(transfer)
 
@@ -141,15 +150,18 @@ class HandOffs:
         if transfer is not None:
             self._next_holder(transfer, "refused", now, detail=message.reason, refused=True)
 
-    def job_failed(self, attempt_id: str, reason: str, invalid: bool, peer: Peer, now: float) -> None:
-        transfer = self._current(attempt_id, peer)
+    def job_failed(self, message: JobFailed, peer: Peer, now: float) -> None:
+        transfer = self._current(message.attempt, peer)
         if transfer is None:
             return
-        if invalid:
+        if message.invalid:
             transfer.timeline.left("invalid")
-            self._on.failed(transfer.attempt, reason, True, now)
+            self._on.failed(transfer.attempt, message.reason, True, now)
+        elif message.HasField("distrusted_from"):
+            self._on.doubted(distrust(self._state, transfer, message.distrusted_from), now)
+            self._next_holder(transfer, "sent corrupt blocks", now, detail=message.reason)
         else:
-            self._next_holder(transfer, "job failed", now, detail=reason)
+            self._next_holder(transfer, "job failed", now, detail=message.reason)
 
     def offered(self, offer: Offer, peer: Peer, now: float) -> None:
         transfer = self._current(offer.attempt, peer)
@@ -205,11 +217,16 @@ class HandOffs:
         transfer = self._current(result.attempt, peer)
         if transfer is None:
             return
-        good = [transfer.handoff.rechecked(b.block, b.generation, current=b.current) for b in result.blocks]
-        if all(good):
-            self._post_reads(now)
-        else:
+        handoff = transfer.handoff
+        words = [handoff.rechecked(b.block, b.generation, current=b.current, corrupt=b.corrupt) for b in result.blocks]
+        corrupt = [index for word, index in words if word is Word.CORRUPT]
+        if corrupt:
+            self._on.doubted(distrust(self._state, transfer, min(corrupt)), now)
+            self._next_holder(transfer, "sent corrupt blocks", now)
+        elif any(word is Word.STALE for word, _ in words):
             self._next_holder(transfer, "holder lost the blocks", now)
+        else:
+            self._post_reads(now)
 
     # -- engine events --------------------------------------------------------------------------------------------
 
@@ -250,7 +267,7 @@ class HandOffs:
         verified, doubted = transfer.handoff.copy_done(report.id, report.digests)
         self._state.counters["kv_bytes"] += (moved := len(verified) * self._state.facts.layout.block_bytes)
         transfer.timeline.copied(report.id, moved, now)
-        self._publish(transfer, {v.index: v.digest for v in verified}, now)
+        publish(self._state, transfer, {v.index: v.digest for v in verified}, now)
         if doubted and transfer.peer is not None:
             refs = [BlockRef(block=b.block, generation=b.generation) for b in doubted]
             self._peers.send(transfer.peer, FromDecodePeer(recheck=Recheck(attempt=transfer.attempt.id, blocks=refs)))
@@ -258,14 +275,6 @@ class HandOffs:
         self._settle(transfer, now)
 
     # -- inside ---------------------------------------------------------------------------------------------------
-
-    def _close(self, transfer: Transfer, rest: str) -> None:
-        """The hand-off is over. Each block it wanted is verified, or in the `rest`, and so it is counted."""
-        transfer.closed = True
-        transfer.timeline.left(rest)
-        handoff, counters = transfer.handoff, self._state.counters
-        counters[f"kv_blocks_{rest}"] += len(handoff.keys) - handoff.verified_blocks
-        counters["kv_blocks_behind_a_gap"] += handoff.behind_a_gap
 
     def _of(self, peer: Peer) -> list[Transfer]:
         return [t for t in self._transfers.values() if t.peer is peer]
@@ -300,7 +309,7 @@ class HandOffs:
             return
         if refused and not transfer.accepted and transfer.handoff.verified_blocks == transfer.handoff.first:
             del self._transfers[transfer.attempt.id]
-            self._close(transfer, "refused")
+            close(self._state, transfer, "refused")
             self._on.no_prefill(transfer.attempt, "; ".join(transfer.refusals), now)
             return
         self._settle(transfer, now)
@@ -367,20 +376,6 @@ class HandOffs:
                 ranges = merge_ranges([peer.hello.pool_address + o.block * block_bytes for _, o in run], block_bytes)
                 self._state.to_engine(Read(read_id, peer.hello.agent, ranges, slot))
 
-    def _publish(self, transfer: Transfer, digests: dict[int, bytes], now: float) -> None:
-        """Enter blocks into the prefix index in prompt order, so that a published block is never recomputed over."""
-        transfer.digests.update(digests)
-        prompt = transfer.attempt.prompt
-        assert prompt is not None
-        while transfer.published < transfer.handoff.verified_blocks:
-            index = transfer.published
-            block = prompt.blocks[index]
-            generation = self._state.books.generation(block)
-            key, digest = transfer.handoff.keys[index], transfer.digests.pop(index)
-            self._state.books.publish(block, generation, key, digest, index)
-            transfer.published += 1
-        transfer.timeline.published(bool(transfer.digests), now)
-
     def _settle(self, transfer: Transfer, now: float) -> None:
         """Finish the hand-off when nothing is outstanding: all here, or no holder left and no copy in progress."""
         if transfer.closed:
@@ -396,5 +391,5 @@ class HandOffs:
             self._peers.breaker(transfer.peer).succeeded()
             taken = Taken(attempt=transfer.attempt.id, until_position=len(transfer.attempt.prompt_ids), all=True)
             self._peers.send(transfer.peer, FromDecodePeer(taken=taken))
-        self._close(transfer, "recomputed")
+        close(self._state, transfer, "recomputed")
         self._on.settled(transfer.attempt, transfer)

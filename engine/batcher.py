@@ -170,6 +170,6 @@ class Batcher:
         complete = []
         for block in filled:
             at = sequence.blocks.index(block.block, row.start // self.block_size)
-            self.books.publish(block.block, block.generation, keys[at], block.digest, at)
+            self.books.publish(block.block, block.generation, keys, at, block.digest)
             complete.append((at, block))
         return complete

@@ -13,11 +13,21 @@ Pure bookkeeping: no memory, no clock.
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from cluster.core.errors import IntegrityError
 from cluster.core.keys import BlockKey
 
 Owner = str
+
+
+class Published(NamedTuple):
+    """What a block was entered with: `depth` blocks of its chain come before it, the last of them named `parent`."""
+
+    key: BlockKey
+    digest: bytes
+    parent: BlockKey | None
+    depth: int
 
 
 class BlockBooks:
@@ -31,7 +41,7 @@ class BlockBooks:
         self._free: deque[int] = deque(range(num_blocks))
         self._cached: OrderedDict[int, int] = OrderedDict()  # block -> newest plan sent when it lost its last owner
         self._draining: deque[tuple[int, int]] = deque()  # (plan, block), plans ascending
-        self._published: dict[int, tuple[BlockKey, bytes]] = {}
+        self._published: dict[int, Published] = {}
         self._index: dict[BlockKey, int] = {}
         self._sent = 0
         self._back = 0
@@ -131,35 +141,46 @@ class BlockBooks:
             found.append(block)
         return found
 
-    def publish(self, block: int, generation: int, key: BlockKey, digest: bytes, depth: int) -> bool:
+    def publish(self, block: int, generation: int, chain: Sequence[BlockKey], depth: int, digest: bytes) -> bool:
         """Enter a full, verified block into the prefix index. False: stale, or another block has this key already.
 
-        `depth`: how many blocks of its chain come before it.
+        `chain`: the keys of its sequence's blocks; its own is that at `depth`.
         """
+        key = chain[depth]
         if self._generation[block] != generation or not self._owners[block]:
             return False
         if key in self._index or block in self._published:
             return False
         self._index[key] = block
-        self._published[block] = (key, digest)
+        self._published[block] = Published(key, digest, chain[depth - 1] if depth else None, depth)
         if (depth + 1) % self.routing_stride == 0:
             self._routing[key] = None
             self._news[key] = True
         return True
 
-    def withdraw(self, block: int) -> None:
-        """Take a block that failed its check out of the index; whoever owns it keeps it, private."""
-        if block in self._published:
-            self._unpublish(block)
-            plan = self._cached.pop(block, None)
+    def withdraw(self, block: int) -> list[int]:
+        """Take a block that failed its check out of the index, and all whose chain goes through it: they may have been
+        computed from what is wrong. Whoever owns one keeps it, private. Returns those taken out."""
+        failed = self._published.get(block)
+        if failed is None:
+            return []
+        doubted, blocks = {failed.key}, [block]
+        for other, entry in sorted(self._published.items(), key=lambda each: each[1].depth):
+            if entry.parent in doubted:
+                doubted.add(entry.key)
+                blocks.append(other)
+        for each in blocks:
+            self._unpublish(each)
+            plan = self._cached.pop(each, None)
             if plan is not None and plan > self._back:
-                self._draining.append((self._sent, block))
+                self._draining.append((self._sent, each))
             elif plan is not None:
-                self._recycle(block)
+                self._recycle(each)
+        return blocks
 
     def digest_of(self, block: int) -> bytes:
         """The digest a published block was entered with."""
-        return self._published[block][1]
+        return self._published[block].digest
 
     def is_published(self, block: int) -> bool:
         return block in self._published
@@ -194,7 +215,7 @@ class BlockBooks:
         self.recycled.append(block)
 
     def _unpublish(self, block: int) -> None:
-        key, _digest = self._published.pop(block)
+        key = self._published.pop(block).key
         del self._index[key]
         if key in self._routing:
             del self._routing[key]
@@ -213,7 +234,7 @@ class BlockBooks:
             )
         if free | cached | draining | owned != set(range(self.num_blocks)):
             raise IntegrityError("a block is in two places")
-        if {key: block for block, (key, _) in self._published.items()} != self._index:
+        if {entry.key: block for block, entry in self._published.items()} != self._index:
             raise IntegrityError("prefix index and published blocks disagree")
         if not self._routing.keys() <= self._index.keys():
             raise IntegrityError("a routing block is not in the prefix index")

@@ -5,7 +5,9 @@ Every full block of the prompt is in one state; this table is the whole life of 
     MISSING --read--> READING --copy--> COPYING --verified--> VERIFIED
        ^                |  |                |
        +----failed------+  +---give_up---+  +--mismatch--> MISSING
-Verified positions only grow. An illegal move raises IntegrityError and changes nothing. Whatever goes wrong is counted
+Verified positions only grow, with one exception: what a holder computed from a block that proved rotten is not what its
+key says, whatever its digest (`distrust`). Each read is judged by what was offered for it: its holder may have been
+left meanwhile. An illegal move raises IntegrityError and changes nothing. Whatever goes wrong is counted
 under a name of its own (docs/faults.md), here and in the counters of the worker.
 """
 
@@ -35,6 +37,7 @@ MOVES: dict[tuple[State, str], State] = {
     (State.READING, "copy"): State.COPYING,
     (State.COPYING, "verified"): State.VERIFIED,
     (State.COPYING, "mismatch"): State.MISSING,
+    (State.VERIFIED, "distrust"): State.MISSING,
 }
 REREADS = 1  # a block whose digest differs is read once more, when its holder still vouches for it
 
@@ -46,6 +49,27 @@ class Verified:
     index: int
     key: BlockKey
     digest: bytes
+
+
+class Word(Enum):
+    """What comes of a holder's word on a block that was doubted."""
+
+    GOOD = auto()  # it is read once more
+    STALE = auto()  # the holder does not have it any more
+    CORRUPT = auto()  # wrong in the holder's memory, or twice on the way
+
+
+@dataclass(slots=True)
+class _Read:
+    """Blocks under way, as they were offered. From index `distrusted` on they may be computed from what is wrong."""
+
+    holder: int
+    offers: dict[int, OfferedBlock]
+    distrusted: int
+
+    @property
+    def indexes(self) -> list[int]:
+        return list(self.offers)
 
 
 class HandOff:
@@ -65,7 +89,9 @@ class HandOff:
         self._offered: dict[int, OfferedBlock] = {}
         self._doubted: set[int] = set()  # a mismatch was seen; wait for the holder's word
         self._mismatches: Counter[int] = Counter()
-        self._reads: dict[int, list[int]] = {}
+        self._reads: dict[int, _Read] = {}
+        self._holder = 0  # counts up: the present one
+        self._source: dict[int, int] = {}  # whose each verified block was
         self._end_of_offers = 0  # of the present holder: the index behind the last block it has offered
         self.outcomes: Counter[str] = Counter()
         self._totals = totals if totals is not None else Counter()
@@ -117,8 +143,9 @@ class HandOff:
                 return False
         repeated = 0
         for index, block in enumerate(blocks, start):
-            repeated += index in self._offered or self._state[index] is not State.MISSING
-            if self._state[index] is State.MISSING:
+            state, known = self._state[index], index in self._offered
+            repeated += known or state is State.VERIFIED
+            if state is State.MISSING or (state is State.COPYING and not known):  # the copy is of another holder's
                 self._offered[index] = block
                 self._doubted.discard(index)
         if repeated:
@@ -141,11 +168,12 @@ class HandOff:
 
     def start_read(self, read_id: int, indexes: Sequence[int]) -> None:
         self._move(indexes, "read")
-        self._reads[read_id] = list(indexes)
+        offers = {index: self._offered[index] for index in indexes}
+        self._reads[read_id] = _Read(self._holder, offers, len(self.keys))
 
     def read_done(self, read_id: int) -> list[int]:
         """The bytes are in the slot and will be copied; returns the block indexes, in slot order."""
-        indexes = self._indexes(read_id)
+        indexes = self._under_way(read_id).indexes
         self._move(indexes, "copy")
         return indexes
 
@@ -162,26 +190,31 @@ class HandOff:
     def copy_done(self, read_id: int, digests: Sequence[bytes]) -> tuple[list[Verified], list[OfferedBlock]]:
         """Judge the copies by the offered digests. Returns (verified, doubted blocks to recheck with the holder)."""
         verified, doubted = [], []
-        indexes = self._indexes(read_id)
-        if len(digests) != len(indexes) or any(self._state[index] is not State.COPYING for index in indexes):
-            raise IntegrityError(f"{len(digests)} digests cannot judge read {read_id} of blocks {indexes}")
+        read = self._under_way(read_id)
+        if len(digests) != len(read.offers) or any(self._state[index] is not State.COPYING for index in read.offers):
+            raise IntegrityError(f"{len(digests)} digests cannot judge read {read_id} of blocks {read.indexes}")
         del self._reads[read_id]
-        for index, digest in zip(indexes, digests, strict=True):
-            offered = self._offered[index]
-            if digest == offered.digest:
+        for (index, offered), digest in zip(read.offers.items(), digests, strict=True):
+            if digest == offered.digest and index < read.distrusted:
                 self._move([index], "verified")
+                self._source[index] = read.holder
                 self._count("kv_blocks_verified")
                 verified.append(Verified(index, self.keys[index], digest))
+                continue
+            self._move([index], "mismatch")
+            if digest == offered.digest:  # proved and taken back at once
+                self._count("kv_blocks_verified")
+                self._count("kv_blocks_distrusted")
             else:
-                self._move([index], "mismatch")
                 self._count("digest_mismatch")
+            if read.holder == self._holder:  # else nobody is left to be asked
                 self._mismatches[index] += 1
                 self._doubted.add(index)
                 doubted.append(offered)
         return verified, doubted
 
-    def rechecked(self, block: int, generation: int, *, current: bool) -> bool:
-        """The holder's word on a doubted block. False: this holder cannot supply it (stale, or wrong twice)."""
+    def rechecked(self, block: int, generation: int, *, current: bool, corrupt: bool = False) -> tuple[Word, int]:
+        """The holder's word on a doubted block, and that block's index. Unless GOOD, this holder cannot supply it."""
         for index in list(self._doubted):
             offered = self._offered[index]
             if (offered.block, offered.generation) != (block, generation):
@@ -189,34 +222,50 @@ class HandOff:
             self._doubted.discard(index)
             if current and self._mismatches[index] <= REREADS:
                 self._count("kv_blocks_reread")
-                return True
+                return Word.GOOD, index
             del self._offered[index]
-            self._count("kv_blocks_corrupt" if current else "kv_blocks_stale")
-            return False
-        return True
+            word = Word.CORRUPT if current or corrupt else Word.STALE
+            self._count("kv_blocks_corrupt" if word is Word.CORRUPT else "kv_blocks_stale")
+            return word, index
+        return Word.GOOD, 0
+
+    def distrust(self, index: int) -> list[int]:
+        """Something in the present holder's memory is wrong: what it offered from block `index` on may be as well.
+
+        Returns the indexes of verified blocks that are missing again by this; copies under way will not be verified.
+        """
+        after = [i for i, source in self._source.items() if source == self._holder and i >= index]
+        self._move(after, "distrust")
+        for i in after:
+            del self._source[i]
+        self._count("kv_blocks_distrusted", len(after))
+        for read in self._reads.values():
+            if read.holder == self._holder:
+                read.distrusted = min(read.distrusted, index)
+        return after
 
     def forget_holder(self) -> list[int]:
         """Another holder, or nobody, supplies the rest: drop all offers. Returns reads to give up (copies go on)."""
-        copying = {i for i, state in enumerate(self._state) if state is State.COPYING}
-        self._offered = {i: offer for i, offer in self._offered.items() if i in copying}
+        self._offered.clear()
         self._doubted.clear()
         self._mismatches.clear()
         self._end_of_offers = 0
-        return [read for read, indexes in self._reads.items() if self._state[indexes[0]] is State.READING]
+        self._holder += 1
+        return [read for read, held in self._reads.items() if self._state[held.indexes[0]] is State.READING]
 
     def _count(self, outcome: str, times: int = 1) -> None:
         self.outcomes[outcome] += times
         self._totals[outcome] += times
 
     def _missing_again(self, read_id: int, event: str) -> None:
-        self._move(self._indexes(read_id), event)
+        self._move(self._under_way(read_id).indexes, event)
         del self._reads[read_id]
 
-    def _indexes(self, read_id: int) -> list[int]:
-        indexes = self._reads.get(read_id)
-        if indexes is None:
+    def _under_way(self, read_id: int) -> _Read:
+        read = self._reads.get(read_id)
+        if read is None:
             raise IntegrityError(f"read {read_id} is not in progress: it cannot end")
-        return indexes
+        return read
 
     def _move(self, indexes: Sequence[int], event: str) -> None:
         targets = []

@@ -49,7 +49,7 @@ from engine.sequence import Sequence
 from prefill_worker.effects import Effect, Lost, ToDecode, ToEngine
 from prefill_worker.jobs import Job, Phase, first_tokens, job_problem, scoring
 from prefill_worker.readers import Readers
-from prefill_worker.recheck import vouch
+from prefill_worker.recheck import distrusted, vouch
 from prefill_worker.status import make_status
 
 RETRY_AFTER_S = 0.05
@@ -179,11 +179,9 @@ class PrefillCore:
             return
         job, reason = self._reserve(link, message, now)
         if job is None:
-            permanent = -(-len(message.tokens) // self.block_size) > self.books.num_blocks
             self.counters["jobs_refused"] += 1
-            refused = JobRefused(
-                attempt=message.attempt, reason=reason, retry_after_s=RETRY_AFTER_S, permanent=permanent
-            )
+            refused = JobRefused(attempt=message.attempt, reason=reason, retry_after_s=RETRY_AFTER_S)
+            refused.permanent = -(-len(message.tokens) // self.block_size) > self.books.num_blocks
             self._send(link, FromPrefill(refused=refused))
             return
         self.jobs[job.id] = job
@@ -227,13 +225,15 @@ class PrefillCore:
             sequence.release(self.books)
             return None, reason
         self.batcher.add(sequence)
-        return Job(link, message, sequence, len(hits), now, now + message.deadline_s), ""
+        digests = [self.books.digest_of(block) for block in hits]  # some may leave the index before the job runs
+        return Job(link, message, sequence, len(hits), digests, now, now + message.deadline_s), ""
 
     def _checked(self, job: Job, digests: list[bytes], now: float) -> None:
         if self.jobs.get(job.id) is not job:
             return
-        right = keep_right_hits(self.books, job.sequence, job.prefix_blocks, digests)
-        if right is None:
+        right, room, doubted = keep_right_hits(self.books, job.sequence, job.prefix_blocks, digests)
+        self._doubt(doubted)
+        if not room:
             self._fail(job, "no room to replace a prefix block that failed its check", invalid=False)
             return
         if right < job.prefix_blocks:
@@ -243,10 +243,8 @@ class PrefillCore:
 
     def _prepared(self, job: Job, error: str, now: float) -> None:
         """The engine can keep the job's draws to its grammar, or cannot."""
-        if self.jobs.get(job.id) is job and error:
-            self._fail(job, error, invalid=True)
-        elif self.jobs.get(job.id) is job:
-            self._checked_off(job, now)
+        if self.jobs.get(job.id) is job:
+            self._fail(job, error, invalid=True) if error else self._checked_off(job, now)
 
     def _checked_off(self, job: Job, now: float) -> None:
         """One thing less that the job waits for."""
@@ -261,8 +259,7 @@ class PrefillCore:
         job.sequence.computed = job.prefix_blocks * self.block_size
         self.counters["prefix_hit_tokens"] += job.sequence.computed
         job.next_offer = job.message.first_position // self.block_size
-        for index in range(job.prefix_blocks):
-            job.digests[index] = self.books.digest_of(job.sequence.blocks[index])
+        job.digests = dict(enumerate(job.hit_digests[: job.prefix_blocks]))
         self._offer(job)
         if job.sequence.computed < len(job.sequence.tokens):
             job.sequence.runnable = True
@@ -346,8 +343,15 @@ class PrefillCore:
         self._digest([ref.block for ref in recheck.blocks if 0 <= ref.block < self.books.num_blocks], (link, recheck))
 
     def _rechecked(self, link: str, recheck: Recheck, digests: list[bytes]) -> None:
-        result = vouch(self.books, self.counters, recheck, digests)
-        self._send(link, FromPrefill(recheck=result))
+        answer, doubted = vouch(self.books, self.counters, recheck, digests)
+        self._send(link, FromPrefill(recheck=answer))
+        self._doubt(doubted)
+
+    def _doubt(self, blocks: list[int]) -> None:
+        """Something in these is wrong: jobs that build on any are over, done or not."""
+        for job, failed in distrusted(self.jobs.values(), blocks):
+            self._send(job.link, FromPrefill(failed=failed))
+            self._leave(job, "failed")
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ class Job:
     message: JobMessage
     sequence: Sequence
     prefix_blocks: int
+    hit_digests: list[bytes]  # of the prefix hits, as they were published
     arrival: float
     deadline: float
     phase: Phase = Phase.CHECKING

@@ -15,12 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from cluster.core.config import RouterSettings, TimingSettings
-from cluster.core.errors import (
-    DeadlineExceeded,
-    HeadraceError,
-    Overloaded,
-    Unavailable,
-)
+from cluster.core.errors import DeadlineExceeded, HeadraceError, Overloaded, Unavailable
 from cluster.core.protocol import PROTOCOL
 from cluster.stubs import session_pb2 as pb
 from cluster.stubs.watch_pb2 import WatchEvent

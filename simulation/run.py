@@ -145,8 +145,11 @@ class Simulation:
     @staticmethod
     def _every_range_has_ended(name: str, counters: Mapping[str, int]) -> None:
         """A block that was to come over is verified, recomputed, refused or abandoned, and counted as one of these."""
-        of = {end: counters.get(f"kv_blocks_{end}", 0) for end in ("wanted", "verified", "behind_a_gap", *RANGE_ENDS)}
-        if of["wanted"] != of["verified"] - of["behind_a_gap"] + sum(of[end] for end in RANGE_ENDS):
+        of = {
+            end: counters.get(f"kv_blocks_{end}", 0)
+            for end in ("wanted", "verified", "distrusted", "behind_a_gap", *RANGE_ENDS)
+        }
+        if of["wanted"] != of["verified"] - of["distrusted"] - of["behind_a_gap"] + sum(of[end] for end in RANGE_ENDS):
             raise Violation(f"I2: blocks of {name} that were to come over have not ended once each: {of}")
 
     @staticmethod

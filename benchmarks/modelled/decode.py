@@ -258,7 +258,7 @@ class ModelledDecode:
         """The prompt's full blocks are in the prefix index from now on."""
         for index in range(attempt.hits, attempt.length // BLOCK):
             block = attempt.blocks[index]
-            self.books.publish(block, self.books.generation(block), attempt.keys[index], b"", index)
+            self.books.publish(block, self.books.generation(block), attempt.keys, index, b"")
         self.publisher.publish(*self.books.take_events())
 
     def _leave(self, attempt: Attempt) -> None:

@@ -127,7 +127,7 @@ class ModelledPrefill:
         full = sequence.computed // BLOCK
         for index in range(job.published, full):
             block = sequence.blocks[index]
-            self.books.publish(block, self.books.generation(block), job.keys[index], b"", index)
+            self.books.publish(block, self.books.generation(block), job.keys, index, b"")
         job.published = full
         job.read(count)
         if sequence.computed >= len(sequence.tokens):

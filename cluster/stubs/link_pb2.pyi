@@ -527,28 +527,35 @@ Global___JobDone: _TypeAlias = JobDone  # noqa: Y015
 
 @_typing.final
 class JobFailed(_message.Message):
-    """invalid: the request itself is at fault; another worker would fail as well."""
+    """invalid: the request itself is at fault; another worker would fail as well.
+    distrusted_from: a block changed in memory; those of the prompt from this one on may be wrong, whatever their digest.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     INVALID_FIELD_NUMBER: _builtins.int
+    DISTRUSTED_FROM_FIELD_NUMBER: _builtins.int
     attempt: _builtins.str
     reason: _builtins.str
     invalid: _builtins.bool
+    distrusted_from: _builtins.int
     def __init__(
         self,
         *,
         attempt: _builtins.str = ...,
         reason: _builtins.str = ...,
         invalid: _builtins.bool = ...,
+        distrusted_from: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_distrusted_from", b"_distrusted_from", "distrusted_from", b"distrusted_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "invalid", b"invalid", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_distrusted_from", b"_distrusted_from", "attempt", b"attempt", "distrusted_from", b"distrusted_from", "invalid", b"invalid", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__distrusted_from: _TypeAlias = _typing.Literal["distrusted_from"]  # noqa: Y015
+    _WhichOneofArgType__distrusted_from: _TypeAlias = _typing.Literal["_distrusted_from", b"_distrusted_from"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__distrusted_from) -> _WhichOneofReturnType__distrusted_from | None: ...
 
 Global___JobFailed: _TypeAlias = JobFailed  # noqa: Y015
 
@@ -577,24 +584,29 @@ Global___RecheckResult: _TypeAlias = RecheckResult  # noqa: Y015
 
 @_typing.final
 class RecheckedBlock(_message.Message):
+    """corrupt: its bytes have changed in our memory. Neither: it has another life by now."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     BLOCK_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     CURRENT_FIELD_NUMBER: _builtins.int
+    CORRUPT_FIELD_NUMBER: _builtins.int
     block: _builtins.int
     generation: _builtins.int
     current: _builtins.bool
+    corrupt: _builtins.bool
     def __init__(
         self,
         *,
         block: _builtins.int = ...,
         generation: _builtins.int = ...,
         current: _builtins.bool = ...,
+        corrupt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "current", b"current", "generation", b"generation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "corrupt", b"corrupt", "current", b"current", "generation", b"generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,7 +15,7 @@ MUTANTS = (
         "decode_worker/handoffs.py",
         "self._state.to_engine(Copy(report.id, slot, blocks))",
         "self._state.to_engine(Copy(report.id, slot, blocks)); [self._state.books.publish(block, "
-        "self._state.books.generation(block), transfer.handoff.keys[at], transfer.handoff._offered[at].digest, at)"
+        "self._state.books.generation(block), transfer.handoff.keys, at, transfer.handoff._offered[at].digest)"
         " for at, block in zip(indexes, blocks)]",
         f"{PREFIX}::test_nothing_is_in_the_prefix_index_that_was_not_proved",
     ),
@@ -169,7 +169,7 @@ MUTANTS = (
     Mutant(
         "keep a rotten block in the prefix index",
         "prefill_worker/recheck.py",
-        "books.withdraw(ref.block)",
+        "doubted += books.withdraw(ref.block)",
         "pass",
         f"{PREFIX}::test_a_block_that_rotted_leaves_the_holders_prefix_index",
     ),

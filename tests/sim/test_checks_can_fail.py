@@ -32,7 +32,7 @@ def believe_every_copy(patch: Patch) -> None:
     real = HandOff.copy_done
 
     def copy_done(self: HandOff, read_id: int, digests: object) -> object:
-        return real(self, read_id, [self._offered[i].digest for i in self._reads[read_id]])
+        return real(self, read_id, [offer.digest for offer in self._reads[read_id].offers.values()])
 
     patch.setattr(HandOff, "copy_done", copy_done)
 

@@ -34,7 +34,7 @@ def test_a_block_freed_in_mid_plan_waits_for_the_plan() -> None:
 def test_a_cached_block_freed_in_mid_plan_is_matched_but_not_evicted_before_the_plan_is_back() -> None:
     books = BlockBooks(1)
     (block,) = books.allocate(1, "a") or []
-    books.publish(block, 1, key(1), b"d", 0)
+    books.publish(block, 1, [key(1)], 0, b"d")
     books.plan_sent(1)
     books.release([block], "a")
     assert books.match([key(1)]) == [block]
@@ -51,7 +51,7 @@ def test_a_late_report_about_a_former_life_is_ignored() -> None:
     old = books.generation(block)
     books.release([block], "a")
     books.allocate(1, "b")
-    assert not books.publish(block, old, key(1), b"d", 0)
+    assert not books.publish(block, old, [key(1)], 0, b"d")
     assert books.match([key(1)]) == []
 
 
@@ -59,7 +59,7 @@ def test_bytes_mean_something_only_in_the_life_they_were_written_in() -> None:
     """A second block of a key is never published: let go, it is free at once, and its generation stays as it was."""
     books = BlockBooks(2)
     first, second = books.allocate(2, "a") or []
-    books.publish(first, 1, key(1), b"d", 0)
+    books.publish(first, 1, [key(1)], 0, b"d")
     books.release([first, second], "a")
     assert books.is_kept(first, 1), "cached"
     assert not books.is_kept(second, 1), "free, although nobody has written into it yet"
@@ -71,8 +71,8 @@ def test_bytes_mean_something_only_in_the_life_they_were_written_in() -> None:
 def test_the_first_publisher_of_a_key_wins() -> None:
     books = BlockBooks(2)
     first, second = books.allocate(2, "a") or []
-    assert books.publish(first, 1, key(1), b"d", 0)
-    assert not books.publish(second, 1, key(1), b"d", 0)
+    assert books.publish(first, 1, [key(1)], 0, b"d")
+    assert not books.publish(second, 1, [key(1)], 0, b"d")
     books.release([first, second], "a")
     assert books.match([key(1)]) == [first]
     books.check_integrity()
@@ -82,7 +82,7 @@ def test_eviction_takes_the_tail_of_the_oldest_chain_first() -> None:
     books = BlockBooks(3)
     blocks = books.allocate(3, "a") or []
     for i, block in enumerate(blocks):
-        books.publish(block, 1, key(i), b"d", 0)
+        books.publish(block, 1, [key(i)], 0, b"d")
     books.release(blocks, "a")
     assert books.allocate(1, "b") == [blocks[2]]
     assert books.match([key(0), key(1), key(2)]) == blocks[:2]
@@ -103,12 +103,26 @@ def test_withdrawing_a_cached_block_frees_it_and_an_owned_one_stays_private() ->
     books = BlockBooks(2)
     first, second = books.allocate(2, "a") or []
     for i, block in enumerate((first, second)):
-        books.publish(block, 1, key(i), b"d", 0)
+        books.publish(block, 1, [key(i)], 0, b"d")
     books.release([first], "a")
     books.withdraw(first)
     books.withdraw(second)
     assert books.match([key(0)]) == books.match([key(1)]) == []
     assert books.in_use == 1
+    books.check_integrity()
+
+
+def test_what_was_computed_from_a_withdrawn_block_leaves_with_it() -> None:
+    """And nothing else: not what comes before it, and not another chain."""
+    books = BlockBooks(6)
+    blocks = books.allocate(6, "a") or []
+    one, other = [key(i) for i in range(4)], [key(0), key(8), key(9)]
+    for chain, at in ((one, 0), (one, 1), (one, 2), (one, 3), (other, 1), (other, 2)):
+        books.publish(blocks[len(books.keys())], 1, chain, at, b"d")
+    assert books.withdraw(blocks[1]) == blocks[1:4]
+    assert books.match(one) == [blocks[0]]
+    assert books.match(other) == [blocks[0], blocks[4], blocks[5]]
+    assert books.withdraw(blocks[1]) == []
     books.check_integrity()
 
 
@@ -146,7 +160,7 @@ class Histories(RuleBasedStateMachine):
     def publish(self, data: st.DataObject, name: int) -> None:
         _, blocks = data.draw(st.sampled_from(self.holds))
         block = data.draw(st.sampled_from(blocks))
-        self.books.publish(block, self.books.generation(block), key(name), b"d", name)
+        self.books.publish(block, self.books.generation(block), [key(i) for i in range(name + 1)], name, b"d")
 
     @rule(names=st.lists(st.integers(0, 5), unique=True))
     def match_and_share(self, names: list[int]) -> None:
@@ -159,7 +173,9 @@ class Histories(RuleBasedStateMachine):
     @rule(name=st.integers(0, 5))
     def withdraw(self, name: int) -> None:
         for block in self.books.match([key(name)]):
-            self.books.withdraw(block)
+            chain = self.books.match([key(i) for i in range(name, 6)])
+            assert self.books.withdraw(block) == chain
+            assert not any(map(self.books.is_published, chain))
 
     @precondition(lambda self: not self.in_flight)
     @rule()

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cluster.core.errors import IntegrityError
 from cluster.stubs.link_pb2 import OfferedBlock
-from kv_transfer.handoff import HandOff, State
+from kv_transfer.handoff import HandOff, State, Word
 
 B = 16
 
@@ -86,7 +86,7 @@ def test_wrong_bytes_wait_for_the_holders_word_and_are_read_once_more() -> None:
     assert not verified
     assert [b.block for b in doubted] == [100]
     assert not h.next_range(8), "no second read before the holder has vouched"
-    assert h.rechecked(100, 1, current=True)
+    assert h.rechecked(100, 1, current=True) == (Word.GOOD, 0)
     move(h, 2, [0])
     assert h.complete
 
@@ -95,22 +95,58 @@ def test_wrong_twice_is_corruption_and_stale_is_stale() -> None:
     h = handoff(1)
     h.offer(0, [offered(0)])
     move(h, 1, [0], [b"wrong"])
-    assert h.rechecked(100, 1, current=True)
+    assert h.rechecked(100, 1, current=True) == (Word.GOOD, 0)
     move(h, 2, [0], [b"wrong"])
-    assert not h.rechecked(100, 1, current=True)
+    assert h.rechecked(100, 1, current=True) == (Word.CORRUPT, 0)
     assert h.outcomes["kv_blocks_corrupt"] == 1
     h.offer(0, [offered(0)])
     move(h, 3, [0], [b"wrong"])
-    assert not h.rechecked(100, 1, current=False)
+    assert h.rechecked(100, 1, current=False) == (Word.STALE, 0)
     assert h.outcomes["kv_blocks_stale"] == 1
+    h.offer(0, [offered(0)])
+    move(h, 4, [0], [b"wrong"])
+    assert h.rechecked(100, 1, current=False, corrupt=True) == (Word.CORRUPT, 0)
     assert not h.next_range(8)
+
+
+def test_what_a_holder_computed_from_a_rotten_block_is_missing_again() -> None:
+    """Here as verified, there as a copy under way; what another holder sent, and what comes before, stays."""
+    h = handoff(6)
+    h.offer(0, [offered(i) for i in (0, 1)])
+    move(h, 1, [0])
+    h.start_read(2, [1])
+    h.read_done(2)  # a copy of the first holder's
+    h.forget_holder()
+    h.offer(0, [offered(i, generation=2) for i in range(6)])
+    move(h, 3, [2, 3, 4])
+    h.start_read(4, [5])
+    h.read_done(4)
+    assert h.distrust(3) == [3, 4]
+    assert h.copy_done(2, [b"d1"])[0]
+    assert not h.copy_done(4, [b"d5"])[0], "its digest is right, and what it was computed from is not"
+    assert h.states() == [State.VERIFIED] * 3 + [State.MISSING] * 3
+    assert h.outcomes["kv_blocks_distrusted"] == 3
+
+
+def test_a_copy_of_a_holder_that_was_left_is_judged_by_its_own_offer() -> None:
+    h = handoff(2)
+    h.offer(0, [offered(0), offered(1)])
+    h.start_read(1, [0, 1])
+    h.read_done(1)
+    h.forget_holder()
+    h.offer(0, [OfferedBlock(block=7 + i, generation=3, key=key(i), digest=b"d%d" % i) for i in range(2)])
+    assert not h.next_range(8), "they are under way"
+    verified, doubted = h.copy_done(1, [b"d0", b"wrong"])
+    assert [v.index for v in verified] == [0]
+    assert doubted == [], "the next holder has nothing to say about it"
+    assert [(i, o.block) for i, o in h.next_range(8)] == [(1, 8)], "and is read instead"
 
 
 def test_an_answer_about_another_generation_is_ignored() -> None:
     h = handoff(1)
     h.offer(0, [offered(0, generation=2)])
     move(h, 1, [0], [b"wrong"])
-    assert h.rechecked(100, 1, current=True)
+    assert h.rechecked(100, 1, current=True)[0] is Word.GOOD
     assert not h.next_range(8)
 
 
@@ -176,6 +212,9 @@ class Histories(RuleBasedStateMachine):
         self.copying: dict[int, list[int]] = {}
         self.next = 0
         self.verified = set(range(self.h.first))
+        self.from_here: set[int] = set()  # verified, and the present holder's
+        self.left: set[int] = set()  # reads of holders that were left
+        self.bounds: dict[int, int] = {}  # reads of which only blocks before this one are believed
 
     @rule(data=st.data())
     def offer(self, data: st.DataObject) -> None:
@@ -205,6 +244,8 @@ class Histories(RuleBasedStateMachine):
             self.h.read_failed(read)
         else:
             self.h.give_up(read)
+        if how != "done":
+            self.bounds.pop(read, None)
 
     @precondition(lambda self: self.copying)
     @rule(data=st.data())
@@ -214,9 +255,13 @@ class Histories(RuleBasedStateMachine):
         good = [data.draw(st.booleans()) for _ in indexes]
         digests = [b"d%d" % i if ok else b"bad" for i, ok in zip(indexes, good, strict=True)]
         verified, doubted = self.h.copy_done(read, digests)
-        assert [v.index for v in verified] == [i for i, ok in zip(indexes, good, strict=True) if ok]
-        assert len(doubted) == good.count(False)
-        self.verified |= {v.index for v in verified}
+        bound = self.bounds.pop(read, self.blocks)
+        believed = [i for i, ok in zip(indexes, good, strict=True) if ok and i < bound]
+        assert [v.index for v in verified] == believed
+        assert len(doubted) == (0 if read in self.left else len(indexes) - len(believed))
+        self.verified |= set(believed)
+        if read not in self.left:
+            self.from_here |= set(believed)
         for block in doubted:
             self.h.rechecked(block.block, block.generation, current=data.draw(st.booleans()))
 
@@ -226,7 +271,20 @@ class Histories(RuleBasedStateMachine):
         assert sorted(gave_up) == sorted(self.reading)
         for read in gave_up:
             self.h.give_up(read)
+            self.bounds.pop(read, None)
         self.reading.clear()
+        self.left |= set(self.copying)
+        self.from_here.clear()
+
+    @rule(data=st.data())
+    def distrust(self, data: st.DataObject) -> None:
+        first = data.draw(st.integers(0, self.blocks))
+        gone = {i for i in self.from_here if i >= first}
+        assert sorted(self.h.distrust(first)) == sorted(gone)
+        self.verified -= gone
+        self.from_here -= gone
+        for read in {*self.reading, *self.copying} - self.left:
+            self.bounds[read] = min(first, self.bounds.get(read, self.blocks))
 
     @invariant()
     def states_are_what_happened(self) -> None:

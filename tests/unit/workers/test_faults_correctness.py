@@ -165,7 +165,7 @@ def test_a_read_that_fails_at_this_block_is_made_up_for(block: int, holders: int
     def fail(command: Command, real: Callable[[Command], Report | None]) -> Report | None:
         if isinstance(command, Read) and not failed:
             transfer = core.handoffs._reads[command.id]
-            if block in transfer.handoff._reads[command.id]:
+            if block in transfer.handoff._reads[command.id].offers:
                 failed.append(command.id)
                 return ReadFailed(command.id, "the wire broke")
         return real(command)

@@ -106,6 +106,6 @@ def test_random_load(seed: int) -> None:
     totals = sum((core.state.counters for core in load.world.decode.values()), Counter())
     for what in ("handoffs", "prefill_local", "attempts_cancelled", "prefix_hit_tokens", "kv_blocks_verified"):
         assert totals[what], f"this load never saw {what}"
-    verified = totals["kv_blocks_verified"] - totals["kv_blocks_behind_a_gap"]
+    verified = totals["kv_blocks_verified"] - totals["kv_blocks_distrusted"] - totals["kv_blocks_behind_a_gap"]
     ends = verified + sum(totals[f"kv_blocks_{how}"] for how in ("recomputed", "refused", "abandoned"))
     assert totals["kv_blocks_wanted"] == ends, "every block that was to come over ends in one way"

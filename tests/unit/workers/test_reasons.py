@@ -43,8 +43,9 @@ def check_ends(world: World) -> None:
     """Every block that a hand-off wanted is verified, recomputed, refused or abandoned, once nothing is under way."""
     counted = status(world)
     of = {name: counted.get(f"kv_blocks_{name}", 0) for name in
-          ("wanted", "behind_a_gap", "verified", "recomputed", "refused", "abandoned")}  # fmt: skip
-    assert of["wanted"] == of["verified"] - of["behind_a_gap"] + of["recomputed"] + of["refused"] + of["abandoned"], of
+          ("wanted", "behind_a_gap", "distrusted", "verified", "recomputed", "refused", "abandoned")}  # fmt: skip
+    here = of["verified"] - of["distrusted"] - of["behind_a_gap"]
+    assert of["wanted"] == here + of["recomputed"] + of["refused"] + of["abandoned"], of
 
 
 def change_offers(world: World, change) -> None:  # type: ignore[no-untyped-def]
@@ -92,7 +93,7 @@ def test_a_bit_that_flips_on_every_way_is_corruption_and_the_next_holder_serves(
     assert answer.prefill_on == ["prefill-0", "prefill-1"]
     assert reasons(world) >= {"digest_mismatch", "kv_blocks_reread", "kv_blocks_corrupt"}
     assert "kv_blocks_stale" not in reasons(world)
-    assert status(world)["handoff_left: holder lost the blocks"] == 1
+    assert status(world)["handoff_left: sent corrupt blocks"] == 1
     check_ends(world)
 
 
@@ -103,7 +104,8 @@ def test_a_bit_flipped_in_the_holders_memory_is_corruption_there(world: World) -
     finish(world, attempt)
     assert status(world, "prefill-0")["block_corrupt"] > 0
     assert "block_stale" not in status(world, "prefill-0")
-    assert reasons(world) >= {"digest_mismatch", "kv_blocks_stale"}
+    assert reasons(world) >= {"digest_mismatch", "kv_blocks_corrupt"}
+    assert "kv_blocks_stale" not in reasons(world)
     check_ends(world)
 
 
