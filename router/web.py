@@ -18,8 +18,8 @@ from cluster.tls import CertificateFiles, web_context
 from router.front.auth import OPEN
 from router.front.http_protocol import bounded
 
-ADMIN = frozenset({"/metrics", "/status"})
-"""Everybody's numbers."""
+ADMIN = frozenset({"/metrics", "/status", "/usage"})
+"""Everybody's numbers; of /usage a tenant is told its own."""
 
 _RECENT = "/debug/requests/"  # tenants see their own at the clients' listener
 

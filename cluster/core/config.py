@@ -4,6 +4,7 @@ Reading files, applying `--set` and naming the bad key live in cluster/config.py
 what is possible. Unknown keys are errors.
 """
 
+from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self
 
@@ -136,7 +137,9 @@ class TenantSettings(Settings):
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = Field(None, description="prompt and output tokens together")
     concurrency: Positive | None = Field(None, description="requests served at the same time")
-    operator: bool = Field(False, description="its keys may also read /metrics and /status, at router.admin_port")
+    operator: bool = Field(
+        False, description="its keys may also read /metrics, /status and everybody's /usage, at router.admin_port"
+    )
 
 
 class PublicTlsSettings(Settings):
@@ -254,6 +257,29 @@ class StoreSettings(Settings):
     )
 
 
+Price = Annotated[Decimal, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+
+
+class PriceSettings(Settings):
+    """What a model's tokens cost, per million."""
+
+    input: Price = Field(description="prompt tokens that were computed")
+    cached: Price | None = Field(None, description="prompt tokens that nobody computed; unset: as `input`")
+    output: Price
+
+
+class UsageSettings(Settings):
+    """What tenants used, and what it costs (docs/usage.md)."""
+
+    currency: Annotated[str, Field(pattern=r"^[A-Za-z]{1,16}$")] = "EUR"
+    prices: dict[str, PriceSettings] = Field({}, description="by model's name; `*`: every other")
+    keep_days: Annotated[int, Field(ge=7, le=3660)] = 400
+
+    def price_of(self, model: str) -> PriceSettings | None:
+        """None: it has no price."""
+        return self.prices.get(model) or self.prices.get("*")
+
+
 class RaySettings(Settings):
     """`address` unset starts a local Ray of our own."""
 
@@ -308,6 +334,7 @@ class ClusterConfig(Settings):
     tls: TlsSettings = TlsSettings()
     timing: TimingSettings = TimingSettings()
     store: StoreSettings = StoreSettings()
+    usage: UsageSettings = UsageSettings()
     tenants: dict[TenantName, TenantSettings] = Field({}, description="none: no keys, one anonymous tenant")
     tenants_file: str | None = Field(
         None, description="a YAML file with further tenants, read again when it changes; with it every call needs a key"

@@ -18,6 +18,7 @@ from cluster.core.config import RouterSettings
 from cluster.core.errors import DeadlineExceeded, RequestFailed, Unavailable
 from cluster.core.ids import new_request_id
 from cluster.scores import Scores
+from cluster.usage import Who
 from router.front import bounds
 from router.front.ask import Ask, Prompt, TextPrompt, TokenPrompt
 from router.front.auth import Gate
@@ -28,7 +29,8 @@ from router.front.prompt_scores import EchoedLogprobs, PromptLogprobs, PromptPar
 from router.front.stops import StopStrings
 from router.front.text import Delta, SampleText, TextRules
 from router.front.tools.formats import fold_maker
-from router.front.usage import Usage
+from router.front.usage import Receipt, Usage
+from router.front.usage_metrics import UsageCollector
 from router.requests import Dispatcher, Request, Running, TokenEvent, Trace
 from router.tenants import ANONYMOUS, Tenant
 
@@ -135,6 +137,7 @@ class FrontDoor:
         self.draining = False
         self.created = int(clock.wall())
         metrics.registry.register(StatusCollector(dispatcher.status))
+        metrics.registry.register(UsageCollector(self.gate))
 
     def not_ready_reasons(self) -> list[str]:
         """Why no request could be taken and placed now; empty when one could."""
@@ -204,13 +207,22 @@ class FrontDoor:
     async def permitted(self, tenant: Tenant, requests: Sequence[Request], call: Call) -> AsyncIterator[None]:
         """Around what was asked in one call, within the tenant's limits. Raises RateLimited, Unavailable.
 
-        When it is left, what this tenant used is known: `call` has the sums.
+        When it is left, what this tenant used is known: `call` has the sums, and its receipt what was handed over.
         """
+        ledger, who = self.gate.ledger, Who(tenant.name, self.model_name)
         async with self.gate.permits.hold(tenant, sum(len(request.prompt) for request in requests)) as permit:
+            call.receipt = Receipt(partial(ledger.add, who))
             try:
                 yield
             finally:
                 permit.written = call.written
+                call.receipt.close()
+                ledger.hurry()
+
+    async def settled(self, call: Call) -> None:
+        """Before the end of an answer, of which all else was handed over: what it used outlives this router."""
+        call.receipt.close()
+        await self.gate.ledger.settled()
 
     @asynccontextmanager
     async def open(self, request: Request, call: Call, ask: Ask, first: int = 0) -> AsyncIterator[Generation]:
@@ -219,8 +231,11 @@ class FrontDoor:
         Raises Overloaded, Unavailable, DeadlineExceeded, RequestFailed.
         """
         rules = self._rules(request, ask)
+        characters = await self._characters(ask.prompt)
         async with self.dispatcher.run(request) as running:
             generation = Generation(running, request, rules, call, first)
+            tokens = len(request.prompt)
+            call.receipt.opened(first, request.n, tokens=tokens, characters=characters, trace=running.trace)
             try:
                 yield generation
             finally:
@@ -258,6 +273,17 @@ class FrontDoor:
             case TokenPrompt(ids) if ask.echo:
                 return self.text.text_of(ids, special=ask.show_special)
         return ""
+
+    async def _characters(self, prompt: Prompt) -> int:
+        """Of the text that was given; of ids, of the text that they stand for."""
+        match prompt:
+            case TextPrompt(text):
+                return len(text)
+            case ChatPrompt():
+                return prompt.said
+            case TokenPrompt(ids):
+                count = partial(self.text.text_of, ids, special=False)
+                return len(count() if len(ids) <= INLINE_CHARACTERS else await asyncio.to_thread(count))
 
     async def tokenise(self, prompt: Prompt, most: int, param: str) -> list[int] | tuple[int, ...]:
         """A prompt's ids. Raises InvalidRequest, naming `param`, for one that is far longer than `most` tokens."""

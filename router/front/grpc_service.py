@@ -119,9 +119,12 @@ class InferenceService(InferenceServicer):
                         if isinstance(delta, PromptPart):
                             await context.write(_prompt_part(delta, ask.prompt_logprobs or 0, generation.tokenizer))
                             continue
+                        call.receipt.hold(delta)
                         for event in _events(delta, generation.tokenizer):
                             await context.write(event)
+                        call.receipt.handed(delta.index)
                 # Only now, with the context left, are usage and trace complete.
+                await front.settled(call)
                 await context.write(_summary(generation, front.model_name))
         except asyncio.CancelledError:
             if (remaining := context.time_remaining()) is not None and remaining <= _CLOCK_SLACK_S:

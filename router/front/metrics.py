@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from cluster.core.clock import Clock
 from cluster.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, RateLimited, Unavailable
-from router.front.usage import Usage
+from router.front.usage import Receipt, Usage
 
 Outcome = Literal["ok", "client_error", "cancelled", "limited", "overloaded", "unavailable", "deadline", "failed"]
 
@@ -105,6 +105,7 @@ class Call:
         self._times = times
         self._last: dict[int, float] = {}
         self.written = 0  # tokens of answers
+        self.receipt = Receipt()
         self.started = metrics.clock.now()
 
     def __enter__(self) -> Self:
