@@ -19,6 +19,7 @@ from cluster.cli import keys as making_keys
 from cluster.cli import machine
 from cluster.cli import sim as simulating
 from cluster.cli import usage as telling_usage
+from cluster.cli.bench import bench
 from cluster.cli.operate import client_of, sizes_of, wait_for_successor
 from cluster.cli.show import routers, show_urls, status_json, status_table
 from cluster.cli.start import (
@@ -51,6 +52,7 @@ FIRST_QUESTION = (
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 model = typer.Typer(no_args_is_help=True, help="Models on this machine.")
 app.add_typer(model, name="model")
+app.add_typer(bench, name="bench")
 app.command("sim")(simulating.sim)
 app.command("chaos")(disturbing.chaos)
 app.command("node")(machine.node)

@@ -41,6 +41,7 @@ SURFACE = {
     "usage": {"--since", "--until", "--name", "--root", "--address"},
     "explain": {"--name", "--root", "--address", "--json", "request"},
     "model": {"pull", "list"},
+    "bench": {"plot"},
     "key": {"tenant"},
     "sim": {"--seed", "--seeds", "--trace"},
     "chaos": {
