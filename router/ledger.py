@@ -2,13 +2,14 @@
 
     ledger = Ledger(clock, book, epoch=epoch, shared=True)
     keeping = asyncio.create_task(ledger.serve())
-    ledger.add(who, sums)                                    # as part of an answer is handed over
-    await ledger.settled()                                   # before its last byte is
+    with ledger.follow(receipt):                             # it counts, when it is asked to
+        ledger.add(who, sums)
+        await ledger.settled()                               # before the last byte of an answer
 
 1. *Add* counts, at once and in memory.
 2. *Settled* returns when all that was counted is in the shared book, so whoever has the end of an answer is in it,
    whatever becomes of this router. All that ended meanwhile is written together, at most every PACE_S.
-3. What of running answers was handed over is written every WRITE_S.
+3. Running answers are asked every WRITE_S what of them was handed over, and that is written too.
 4. *Without the book* (it does not answer, once) nobody waits for it. It is tried again every PROBE_S; when it answers
    it is told everything there is, in case it comes back with less than it had.
 A book of this process is written to in the same way, but nobody waits for it.
@@ -16,6 +17,9 @@ A book of this process is written to in the same way, but nobody waits for it.
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 from cluster.core.clock import Clock
 from cluster.usage import Day, Rows, Sums, UsageBook, UsageUnavailable, Who, day_of
@@ -26,6 +30,13 @@ WRITE_S = 1.0
 PROBE_S = 1.0
 FOLD_S = 3600.0
 _log = logging.getLogger(__name__)
+
+
+class Counting(Protocol):
+    """An answer under way."""
+
+    def tell(self) -> None:
+        """Add what is not added yet."""
 
 
 class Ledger:
@@ -40,6 +51,8 @@ class Ledger:
         self._wanted = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
         self._folded = -FOLD_S
+        self._running: set[Counting] = set()
+        self._asked = clock.now()
         self.shared = shared
         self.book_up = True
 
@@ -56,20 +69,29 @@ class Ledger:
         self._wanted.set()
         await done
 
-    def hurry(self) -> None:
-        """An answer has ended early: write soon, nobody waits for it."""
-        self._wanted.set()
+    @contextmanager
+    def follow(self, answer: Counting) -> Iterator[None]:
+        """Around an answer; when it is left, all of it has been added."""
+        self._running.add(answer)
+        try:
+            yield
+        finally:
+            self._running.discard(answer)
+            self._wanted.set()  # it may have ended early; nobody waits for that
 
     async def serve(self) -> None:
         """Write, until cancelled; then once more."""
         try:
             while True:
+                if self._clock.now() - self._asked >= WRITE_S:
+                    self._ask()
                 await self.write()
                 await self._fold()
                 await asyncio.sleep(PACE_S if self.book_up else PROBE_S)
                 await self._wait()
         finally:
             try:
+                self._ask()
                 await self.write()
             finally:
                 self.book_up = False
@@ -98,11 +120,13 @@ class Ledger:
 
     async def read(self, since: Day, until: Day) -> dict[Day, dict[Who, Sums]]:
         """What all routers have told the book, this one until now. Raises UsageUnavailable."""
+        self._ask()
         await self.write()
         return await self._book.read(since, until)
 
     def total(self) -> dict[Who, Sums]:
         """What this life has counted."""
+        self._ask()
         return self._sheet.total()
 
     def waiting(self) -> int:
@@ -112,6 +136,11 @@ class Ledger:
     def today(self) -> Day:
         """As this router's clock has it."""
         return day_of(self._clock.wall())
+
+    def _ask(self) -> None:
+        self._asked = self._clock.now()
+        for answer in self._running:
+            answer.tell()
 
     async def _tell(self, day: Day, rows: Rows) -> None:
         kept = False

@@ -59,7 +59,6 @@ def draw(theme: Theme, size: tuple[float, float], paint: Callable[[Figure], None
     with mpl.rc_context({**_COMMON, **colours, **grounds, "grid.color": theme.faint}):
         figure = Figure(figsize=size, layout="constrained")
         paint(figure)
-        figure.canvas.draw()  # in these colours, not in those of whoever saves it
     return figure
 
 

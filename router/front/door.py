@@ -212,12 +212,12 @@ class FrontDoor:
         ledger, who = self.gate.ledger, Who(tenant.name, self.model_name)
         async with self.gate.permits.hold(tenant, sum(len(request.prompt) for request in requests)) as permit:
             call.receipt = Receipt(partial(ledger.add, who))
-            try:
-                yield
-            finally:
-                permit.written = call.written
-                call.receipt.close()
-                ledger.hurry()
+            with ledger.follow(call.receipt):
+                try:
+                    yield
+                finally:
+                    permit.written = call.written
+                    call.receipt.close()
 
     async def settled(self, call: Call) -> None:
         """Before the end of an answer, of which all else was handed over: what it used outlives this router."""

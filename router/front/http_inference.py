@@ -139,10 +139,10 @@ class InferenceEndpoint:
         """An answer in one piece. Its last byte makes it one for the client, so that byte waits for the book."""
         if not self._front.gate.ledger.shared:
             await reply.whole(200, whole, headers)
-            call.receipt.handed()
+            call.receipt.handed_all()
             return
         rest = await reply.all_but_the_last_byte(whole, headers)
-        call.receipt.handed()
+        call.receipt.handed_all()
         await self._front.settled(call)
         await reply.write(rest, more=False)
 

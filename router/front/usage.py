@@ -5,8 +5,9 @@ was handed to the client's socket, which is all of it unless somebody left or so
 
     receipt.opened(...)        a prompt was admitted
     receipt.hold(delta)        this is about to be written, with what comes next or at once
-    receipt.handed(index)      it was; nothing: all that is held
-    receipt.close()            the answer is over, or almost: what its prompts had cached is known
+    receipt.handed(index)      it was
+    receipt.tell()             what was handed over until now is counted
+    receipt.close()            so is the rest: all but the end is handed over, and what prompts had cached is known
 """
 
 from collections.abc import Callable
@@ -39,15 +40,21 @@ class _Opened:
 
 
 class Receipt:
-    """One call's. `count` is told what is handed over, when it is: every token, character, prompt and call once."""
+    """One call's: every token, character, prompt and call is counted once, when `tell` or `close` says it to `count`.
+
+    Kept in plain numbers between, as every piece of every answer comes by here.
+    """
 
     def __init__(self, count: Callable[[Sums], None] = lambda _: None) -> None:
         self._count = count
         self._opened: list[_Opened] = []
-        self._held: dict[int, Sums] = {}
+        self._held: dict[int, tuple[int, int]] = {}
         self._samples: set[int] = set()
         self._begun = False
         self._closed = False
+        self._tokens = 0
+        self._characters = 0
+        self._rest = NOTHING
 
     def opened(self, first: int, samples: int, *, tokens: int, characters: int, trace: Trace) -> None:
         """A prompt of so many tokens and characters was admitted, which samples `first` on answer."""
@@ -55,33 +62,49 @@ class Receipt:
 
     def hold(self, delta: Delta) -> None:
         """Part of the answer, not handed over yet."""
-        characters = len(delta.text) + sum(len(call.name or "") + len(call.arguments) for call in delta.calls)
-        held = Sums(output_tokens=len(delta.ids), output_characters=characters)
-        before = self._held.get(delta.index)
-        self._held[delta.index] = held if before is None else before.plus(held)
+        tokens, characters = self._held.get(delta.index, (0, 0))
+        characters += len(delta.text)
+        if delta.calls:
+            characters += sum(len(call.name or "") + len(call.arguments) for call in delta.calls)
+        self._held[delta.index] = tokens + len(delta.ids), characters
 
-    def handed(self, index: int | None = None) -> None:
-        """What is held of sample `index`, or of all, was given to the client's socket."""
-        for sample in [index] if index is not None else list(self._held):
-            sums = self._held.pop(sample, NOTHING)
-            if sample not in self._samples:
-                self._samples.add(sample)
-                sums = sums.plus(self._first_of(sample))
-            self._count(sums)
+    def handed(self, index: int) -> None:
+        """What is held of sample `index` was given to the client's socket."""
+        tokens, characters = self._held.pop(index, (0, 0))
+        self._tokens += tokens
+        self._characters += characters
+        if index not in self._samples:
+            self._samples.add(index)
+            self._begin(index)
+
+    def handed_all(self) -> None:
+        """All that is held was."""
+        for index in list(self._held):
+            self.handed(index)
+
+    def tell(self) -> None:
+        """Count what was handed over since it was last told."""
+        if self._tokens or self._characters or self._rest is not NOTHING:
+            told = self._rest.plus(Sums(output_tokens=self._tokens, output_characters=self._characters))
+            self._tokens, self._characters, self._rest = 0, 0, NOTHING
+            self._count(told)
 
     def close(self) -> None:
-        """Nothing more is handed over that was not held; traces are complete. The first time counts."""
+        """Nothing more is handed over; traces are complete. The first time counts."""
         if self._closed:
             return
         self._closed = True
-        if cached := sum(min(one.trace.cached_tokens, one.tokens) for one in self._opened if one.counted):
-            self._count(Sums(cached_tokens=cached))
+        cached = sum(min(one.trace.cached_tokens, one.tokens) for one in self._opened if one.counted)
+        self._rest = self._rest.plus(Sums(cached_tokens=cached))
+        self.tell()
 
-    def _first_of(self, sample: int) -> Sums:
-        """What begins with the first part of a sample: its prompt, perhaps the call."""
+    def _begin(self, sample: int) -> None:
+        """The first part of a sample: with it comes its prompt, perhaps the call."""
         prompt = next((one for one in self._opened if 0 <= sample - one.first < one.samples), None)
         if prompt is None or prompt.counted:
-            return NOTHING
+            return
         prompt.counted = True
         calls, self._begun = int(not self._begun), True
-        return Sums(requests=calls, input_tokens=prompt.tokens, input_characters=prompt.characters)
+        self._rest = self._rest.plus(
+            Sums(requests=calls, input_tokens=prompt.tokens, input_characters=prompt.characters)
+        )
