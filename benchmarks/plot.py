@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import orjson
 from matplotlib.figure import Figure
@@ -18,29 +19,32 @@ from benchmarks.plots.data import courses, curves, load_curves
 from benchmarks.plots.style import DARK, LIGHT, Theme, draw, save
 
 
+class Paint(Protocol):
+    """Draws on a blank figure."""
+
+    def __call__(self, figure: Figure, *, theme: Theme) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Picture:
     """`size` in inches."""
 
     name: str
     size: tuple[float, float]
-    paint: Callable[[Figure, Theme], None]
+    paint: Paint
 
 
 def pictures(document: Mapping[str, object]) -> list[Picture]:
     """What a result shows; [] when it has nothing that is drawn here."""
     origin, found = origin_of(document), []
     if by_workload := curves(document):
-        size = (9.6, 0.4 + 3.1 * len(by_workload))
-        paint = partial(distributions.paint, found=by_workload)
-        found.append(Picture("latency", size, lambda figure, theme: paint(figure, theme=theme, origin=origin)))
+        paint = partial(distributions.paint, found=by_workload, origin=origin)
+        found.append(Picture("latency", (9.6, 0.4 + 3.1 * len(by_workload)), paint))
     if runs := courses(document):
-        course = partial(interference.paint, found=runs)
-        found.append(Picture("interference", (9.6, 6.4), lambda f, theme: course(f, theme=theme, origin=origin)))
+        found.append(Picture("interference", (9.6, 6.4), partial(interference.paint, found=runs, origin=origin)))
     if loads := load_curves(document):
-        load = partial(goodput.paint, found=loads)
-        size = (9.6, 0.4 + 3.4 * len(loads))
-        found.append(Picture("goodput", size, lambda f, theme: load(f, theme=theme, origin=origin)))
+        paint_loads = partial(goodput.paint, found=loads, origin=origin)
+        found.append(Picture("goodput", (9.6, 0.4 + 3.4 * len(loads)), paint_loads))
     return found
 
 
@@ -61,7 +65,7 @@ def plot(file: Path, folder: Path | None = None) -> list[Path]:
     written = []
     for picture in pictures(document):
         for theme in (LIGHT, DARK):
-            figure = draw(theme, picture.size, lambda blank, p=picture, t=theme: p.paint(blank, t))  # type: ignore[misc]
+            figure = draw(theme, picture.size, partial(picture.paint, theme=theme))
             written += save(figure, folder or file.parent, f"{file.stem}-{picture.name}", theme)
     return written
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from benchmarks.plots.data import CHAT, Course
 from benchmarks.plots.style import Theme, caption
@@ -68,7 +69,7 @@ def _phases(axes: Axes, course: Course, theme: Theme) -> None:
         writing.times, writing.counts, step="post", color=colour, alpha=0.35, lw=0, label=f"being answered{pools[1]}"
     )
     axes.step(reading.times, reading.counts, where="post", color=theme.ink, lw=1.2, label=f"being read{pools[0]}")
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.legend(loc="upper left", ncols=2, fontsize=7.5, borderaxespad=0.1, handlelength=1.2)
 
 

@@ -6,13 +6,14 @@ A picture has its own background, so it can be read on any page; for pages in th
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 DPI = 144
-_COMMON: dict[str, object] = {
+_COMMON: dict[Any, Any] = {  # the library types its keys by name
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
     "axes.titlesize": 10.5,
@@ -52,10 +53,10 @@ DARK = Theme("-dark", "#0d1117", "#d7dde4", "#30363d", "#56b4e9", "#e69f00", "#3
 
 def draw(theme: Theme, size: tuple[float, float], paint: Callable[[Figure], None]) -> Figure:
     """A figure in this theme; `size` in inches."""
-    colours = dict.fromkeys(
+    colours: dict[Any, Any] = dict.fromkeys(
         ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "axes.titlecolor"), theme.ink
     )
-    grounds = dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme.ground)
+    grounds: dict[Any, Any] = dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme.ground)
     with mpl.rc_context({**_COMMON, **colours, **grounds, "grid.color": theme.faint}):
         figure = Figure(figsize=size, layout="constrained")
         paint(figure)

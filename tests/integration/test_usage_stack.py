@@ -203,7 +203,8 @@ async def test_what_was_answered_outlives_its_router(running: Stack, valkey: Val
         return sum(int(value.split(",")[3]) for value in mine) > before["other"].output_tokens
 
     router = running.cluster.ready("router-0")
-    body = {"model": MODEL, "prompt": other.prompt(), "max_tokens": 300, "ignore_eos": True, "stream": True}
+    prompt = other.prompt()
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 300, "ignore_eos": True, "stream": True}
     raw = post_bytes("/v1/completions", json.dumps(body).encode(), authorization=f"Bearer {KEYS['other']}")
     async with connect(running.url) as cut:
         await cut.send(raw)
@@ -229,7 +230,7 @@ async def test_what_was_answered_outlives_its_router(running: Stack, valkey: Val
     assert found["acme"] == before["acme"].plus(seen.sums["acme"])
     cut_row = found["other"].less(before["other"])
     assert cut_row.requests == 1
-    assert cut_row.input_tokens == len(body["prompt"].encode())
+    assert cut_row.input_tokens == len(prompt.encode())
     assert cut_row.output_characters > 0
     assert read > 0
 
