@@ -46,5 +46,5 @@ clean: ## remove the virtual environment and every cache in this folder
 $(STAMP): pyproject.toml requirements.lock $(wildcard engine/native/*.cpp engine/native/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock pip
-	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c requirements.lock -e '.[test,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c requirements.lock -e '.[test,dev,bench]'
 	touch $@

@@ -5,5 +5,6 @@
 3. http_client.py sends and stamps; load.py drives the open and the closed loop
 4. timeline.py    stamps become TTFT, TTST, ITL, TPOT; figures.py sums up a run
 5. overhead.py    the router alone, in front of a worker that answers at once (instant/)
-6. report.py      Markdown and JSON
+6. report.py      Markdown and JSON; samples.py: every request, for pictures
+7. plot.py        pictures of results (plots/), with the extra `bench`
 """

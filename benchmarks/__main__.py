@@ -37,7 +37,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = markdown(plan, outcome, machine)
     stem = f"{today(clock)}-{options.model.rstrip('/').rsplit('/', 1)[-1]}-{name}"
     publish(options.out, stem, text, document(plan, outcome, machine))
+    _draw(options.out / f"{stem}.json")
     return 1 if any(run.errors for run in outcome.runs) else 0
+
+
+def _draw(result: Path) -> None:
+    """Pictures, where what draws them is installed."""
+    try:
+        from benchmarks.plot import plot_all
+    except ModuleNotFoundError as error:
+        print(f"no pictures without {error.name}: pip install 'headrace[bench]'")
+        return
+    plot_all([result], None, print)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -14,6 +14,7 @@ from benchmarks.figures import Figures, run_figures
 from benchmarks.http_client import HttpClient
 from benchmarks.load import closed_loop, open_loop
 from benchmarks.overhead import measure_overhead
+from benchmarks.samples import Packed, pack
 from benchmarks.setups import (
     AGGREGATED,
     SPLIT,
@@ -43,7 +44,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One turn on one set-up. `cpu`: share of a core that each process used meanwhile."""
+    """One turn on one set-up. `cpu`: share of a core that each process used meanwhile. `samples`: see samples.py."""
 
     workload: str
     setup: str
@@ -53,6 +54,7 @@ class Run:
     figures: Figures
     cpu: dict[str, float]
     errors: list[str]
+    samples: list[Packed] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,8 @@ class Bench:
         cpu = {what: (used - before[what]) / seconds for what, used in cpu_seconds(setups).items()}
         figures = run_figures(load.timelines, load.lags, self._plan.slo)
         errors = [t.error for t in load.timelines if t.error is not None]
-        return Run(turn.workload.name, setup.name, turn.seed, turn.repetition, seconds, figures, cpu, errors)
+        samples = pack(load.timelines, start)
+        return Run(turn.workload.name, setup.name, turn.seed, turn.repetition, seconds, figures, cpu, errors, samples)
 
     def _keep(self, run: Run) -> None:
         self.outcome.runs.append(run)

@@ -45,7 +45,7 @@ def markdown(plan: Plan, outcome: Outcome, machine: Mapping[str, str]) -> str:
 
 
 def document(plan: Plan, outcome: Outcome, machine: Mapping[str, str]) -> dict[str, object]:
-    """Every run's figures."""
+    """Every run's figures and samples."""
     return {"machine": dict(machine), "plan": asdict(plan), **asdict(outcome)}
 
 

@@ -1,4 +1,4 @@
-"""What is kept in Redis (or Valkey): the desired counts, what tenants have used, and Ray's own tables.
+"""What is kept in Redis (or Valkey): the desired counts, limits and usage of tenants, and Ray's own tables.
 
 The one file that imports redis.
 """
@@ -20,9 +20,12 @@ from cluster.quotas import CONCURRENCY_RETRY_S, LEASE_S, Kind, QuotasUnavailable
 from cluster.redis_url import RedisServer, parse_redis_url
 from cluster.run_dir import RunDir
 from cluster.store import Counts, StoreUnavailable, checked_counts
+from cluster.usage import KEEP_DAYS, NOTHING, OPEN_DAYS, Closed, Day, Rows, Sums, UsageUnavailable, Who, iso
+from cluster.usage_scripts import FOLD, WRITE
 
 _TIMEOUT_S = 3.0
 _QUOTA_TIMEOUT_S = 0.25  # a request waits for it
+_USAGE_TIMEOUT_S = 1.0  # the end of an answer waits for it, once
 _QUOTA_CONNECTIONS = 32  # of a router: a burst waits for one of them
 _BATCH = 500  # permits told at once
 _RETRIES = 1  # at once: a connection that an earlier server closed; the client's own way is to wait for seconds
@@ -123,6 +126,76 @@ class RedisQuotas:
         return answer
 
 
+class RedisUsage:
+    """A cluster.usage.UsageBook that all routers share: `headrace:<cluster>:{usage}:<day>` and `...:unfolded`.
+
+    Keys and values hold days, epochs, names of tenants and models, and numbers (I6). `now` (tests) replaces the
+    server's clock, in Unix time.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        cluster: str,
+        now: Callable[[], float] | None = None,
+        *,
+        keep_days: int = KEEP_DAYS,
+        timeout_s: float = _USAGE_TIMEOUT_S,
+    ) -> None:
+        """Connects on first use. Raises ConfigError for a URL that is none; the message never holds its password."""
+        self._prefix = f"headrace:{cluster}:{{usage}}:"
+        self._client = _connect(url, timeout_s)
+        self._now = now
+        self._keep_days = keep_days
+        self._write, self._fold = (self._client.register_script(lua) for lua in (WRITE, FOLD))
+
+    async def write(self, epoch: int, day: Day, rows: Rows) -> Closed | None:
+        """See UsageBook."""
+        pairs = [
+            text
+            for who, sums in rows.items()
+            for text in (f"{epoch:016x} {who.tenant} {who.model}", ",".join(map(str, sums)))
+        ]
+        today = await self._run(self._write, day, self._keep_days, *pairs)
+        return None if today < 0 else Closed(today)
+
+    async def read(self, since: Day, until: Day) -> dict[Day, dict[Who, Sums]]:
+        """See UsageBook."""
+        days = range(since, until + 1)
+        try:
+            async with self._client.pipeline(transaction=False) as steps:
+                for day in days:
+                    steps.hgetall(self._key(day))
+                found = await steps.execute()
+        except (RedisError, OSError) as error:
+            raise UsageUnavailable(f"usage: {type(error).__name__}") from error
+        return {day: _usage_of(fields) for day, fields in zip(days, found, strict=True) if fields}
+
+    async def fold(self) -> None:
+        """See UsageBook. What is older than is kept expires by itself."""
+        try:
+            days = await self._client.smembers(self._prefix + "unfolded")
+        except (RedisError, OSError) as error:
+            raise UsageUnavailable(f"usage: {type(error).__name__}") from error
+        for day in sorted(map(int, days)):
+            await self._run(self._fold, day)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def _key(self, day: Day) -> str:
+        return self._prefix + iso(day)
+
+    async def _run(self, script: AsyncScript, day: Day, *values: str | int) -> int:
+        keys = [self._key(day), self._prefix + "unfolded"]
+        now = "" if self._now is None else repr(self._now())
+        try:
+            answer: int = await script(keys=keys, args=[now, day, OPEN_DAYS, *values])
+        except (RedisError, OSError) as error:
+            raise UsageUnavailable(f"usage: {type(error).__name__}") from error
+        return answer
+
+
 class GcsTables:
     """The tables of one cluster's Ray, `RAY<namespace>@...`. Ray writes them; we look, and sweep up after it.
 
@@ -194,6 +267,16 @@ def _connect(url: str, timeout_s: float, connections: int = 4) -> "redis.asyncio
 def _batches(permits: Sequence[str]) -> list[Sequence[str]]:
     """At least one, perhaps empty."""
     return [permits[start : start + _BATCH] for start in range(0, max(1, len(permits)), _BATCH)]
+
+
+def _usage_of(fields: Mapping[str, str]) -> dict[Who, Sums]:
+    """A day's hash, all epochs added."""
+    total: dict[Who, Sums] = {}
+    for field, value in fields.items():
+        _, tenant, model = field.split(" ", 2)
+        who, sums = Who(tenant, model), Sums(*map(int, value.split(",")))
+        total[who] = total.get(who, NOTHING).plus(sums)
+    return total
 
 
 def _number(text: str | bytes) -> int | str | bytes:

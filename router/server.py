@@ -29,6 +29,7 @@ from cluster.program import ProgramContext
 from cluster.rpc import PublicDoor, RpcServer, make_server, service
 from cluster.stubs import inference_pb2, inference_pb2_grpc
 from cluster.tls import public_files
+from cluster.usage import LocalUsage, day_of
 from cluster.worker import model_folder
 from router.dispatcher import DispatcherCore
 from router.front.auth import Gate
@@ -40,9 +41,10 @@ from router.front.metrics import FrontMetrics
 from router.front.model_text import load_model_text
 from router.front.recent import Recent
 from router.front.tracing import open_tracing
+from router.ledger import Ledger
 from router.permits import Permits
 from router.runtime import RouterRuntime
-from router.shared_quotas import open_shared_quotas
+from router.shared_books import open_shared_quotas, open_shared_usage
 from router.tenants import Tenants
 from router.tenants_file import TenantsFile
 from router.web import AdminRoutes, ClientRoutes, WebServer, listen, sockets
@@ -60,7 +62,7 @@ async def _assemble(context: ProgramContext, epoch: int, tenants: Tenants) -> tu
     config, clock = context.config, SystemClock()
     folder = model_folder(config)
     text = await asyncio.to_thread(load_model_text, Path(folder) if folder else None, config.router.tool_format)
-    gate = _gate(context, tenants, clock)
+    gate = _gate(context, tenants, clock, epoch)
     core = DispatcherCore(config.router, config.timing, epoch, random.Random(), weights=gate.tenants.weights)
     runtime = RouterRuntime(core, clock, epoch=epoch, credentials=context.credentials)
     metrics = FrontMetrics(CollectorRegistry(), clock, Recent() if config.router.dashboard else None)
@@ -69,12 +71,15 @@ async def _assemble(context: ProgramContext, epoch: int, tenants: Tenants) -> tu
     return runtime, front
 
 
-def _gate(context: ProgramContext, tenants: Tenants, clock: Clock) -> Gate:
-    """Tenants and their limits: shared between routers where there is a Redis, else this router's own."""
+def _gate(context: ProgramContext, tenants: Tenants, clock: Clock, epoch: int) -> Gate:
+    """Tenants, their limits and their usage: shared between routers where there is a Redis, else this router's own."""
     config = context.config
     shared = open_shared_quotas(config) if tenants.configured else None
     permits = Permits(clock, shared, fail_closed=config.store.fail_closed)
-    return Gate(tenants, permits)
+    book = open_shared_usage(config)
+    own = LocalUsage(lambda: day_of(clock.wall()), config.usage.keep_days)
+    ledger = Ledger(clock, book or own, epoch=epoch, shared=book is not None)
+    return Gate(tenants, permits, config.usage, ledger)
 
 
 async def serve(context: ProgramContext) -> None:
@@ -96,6 +101,7 @@ async def serve(context: ProgramContext) -> None:
         asyncio.ensure_future(_tell_health(front, rpc)),
         asyncio.ensure_future(_set(context.stopping)),
         asyncio.ensure_future(front.gate.permits.serve()),
+        asyncio.ensure_future(front.gate.ledger.serve()),
         asyncio.ensure_future(tenants.follow()),
     )
     try:

@@ -19,8 +19,8 @@ from router.front.auth import OPEN
 from router.front.dashboard.paths import ALL as DASHBOARD
 from router.front.http_protocol import bounded
 
-ADMIN = frozenset({"/metrics", "/status"}) | DASHBOARD
-"""Everybody's numbers, and what operators do about them."""
+ADMIN = frozenset({"/metrics", "/status", "/usage"}) | DASHBOARD
+"""Everybody's numbers, and what operators do about them; of /usage a tenant is told its own."""
 
 _RECENT = "/debug/requests/"  # tenants see their own at the clients' listener
 

@@ -18,6 +18,8 @@ from cluster.cli import explain as explaining
 from cluster.cli import keys as making_keys
 from cluster.cli import machine
 from cluster.cli import sim as simulating
+from cluster.cli import usage as telling_usage
+from cluster.cli.bench import bench
 from cluster.cli.operate import client_of, sizes_of, wait_for_successor
 from cluster.cli.show import routers, show_urls, status_json, status_table
 from cluster.cli.start import (
@@ -35,6 +37,7 @@ from cluster.core.errors import ConfigError, HeadraceError
 from cluster.models.store import default_cache, list_models
 from cluster.run_dir import RunDir, run_dir_of
 from cluster.tls import named_tls
+from cluster.usage_report import csv_text
 
 FIRST_QUESTION = (
     "A water mill needs a steady stream. A weir across the river holds the water back, and an open channel called the "
@@ -49,6 +52,7 @@ FIRST_QUESTION = (
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 model = typer.Typer(no_args_is_help=True, help="Models on this machine.")
 app.add_typer(model, name="model")
+app.add_typer(bench, name="bench")
 app.command("sim")(simulating.sim)
 app.command("chaos")(disturbing.chaos)
 app.command("node")(machine.node)
@@ -193,6 +197,21 @@ def explain(
         explaining.show(told, _out())
 
 
+@app.command()
+def usage(
+    since: Annotated[str | None, typer.Option("--since", help="first day, as 2026-11-30 (a month ago)")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="last day (today); days are those of UTC")] = None,
+    name: Name = "headrace",
+    root: Root = None,
+    address: Annotated[str | None, typer.Option("--address", help="base URL of a router's admin port")] = None,
+) -> None:
+    """What each tenant used on each day, and what it costs, as CSV. Tokens, and characters beside them."""
+    run_dir = run_dir_of(root, name)
+    routers = [address.rstrip("/")] if address else _admin_urls(run_dir)
+    lines = telling_usage.fetch(routers, since, until, _public_tls(run_dir, given=address is not None))
+    sys.stdout.write(csv_text(lines))
+
+
 @model.command("pull")
 def model_pull(name: Annotated[str, typer.Argument(help="a known model; see `headrace model list`")]) -> None:
     """Fetch a known model and convert it to a Hugging Face folder in the user's cache."""
@@ -278,6 +297,14 @@ def _router_urls(run_dir: RunDir) -> list[str]:
         scheme = "http" if config.tls.public.cert_file is None else "https"
         return [f"{scheme}://{config.router.host}:{config.router.http_port}"]
     urls = [router.http for router in routers(_status(run_dir)) if router.http]
+    if not urls:
+        raise HeadraceError("no router is ready; see `headrace status`")
+    return urls
+
+
+def _admin_urls(run_dir: RunDir) -> list[str]:
+    """Of every router."""
+    urls = [router.admin for router in routers(_status(run_dir)) if router.admin]
     if not urls:
         raise HeadraceError("no router is ready; see `headrace status`")
     return urls

@@ -4,6 +4,7 @@ Reading files, applying `--set` and naming the bad key live in cluster/config.py
 what is possible. Unknown keys are errors.
 """
 
+from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self
 
@@ -139,7 +140,9 @@ class TenantSettings(Settings):
     requests_per_minute: Positive | None = None
     tokens_per_minute: Positive | None = Field(None, description="prompt and output tokens together")
     concurrency: Positive | None = Field(None, description="requests served at the same time")
-    operator: bool = Field(False, description="its keys may also see the whole cluster, drain and scale")
+    operator: bool = Field(
+        False, description="its keys may also see the whole cluster and everybody's usage, drain and scale"
+    )
 
 
 class PublicTlsSettings(Settings):
@@ -267,6 +270,29 @@ class TracingSettings(Settings):
     )
 
 
+Price = Annotated[Decimal, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+
+
+class PriceSettings(Settings):
+    """What a model's tokens cost, per million."""
+
+    input: Price = Field(description="prompt tokens that were computed")
+    cached: Price | None = Field(None, description="prompt tokens that nobody computed; unset: as `input`")
+    output: Price
+
+
+class UsageSettings(Settings):
+    """What tenants used, and what it costs (docs/usage.md)."""
+
+    currency: Annotated[str, Field(pattern=r"^[A-Za-z]{1,16}$")] = "EUR"
+    prices: dict[str, PriceSettings] = Field({}, description="by model's name; `*`: every other")
+    keep_days: Annotated[int, Field(ge=7, le=3660)] = 400
+
+    def price_of(self, model: str) -> PriceSettings | None:
+        """None: it has no price."""
+        return self.prices.get(model) or self.prices.get("*")
+
+
 class RaySettings(Settings):
     """`address` unset starts a local Ray of our own."""
 
@@ -322,6 +348,7 @@ class ClusterConfig(Settings):
     timing: TimingSettings = TimingSettings()
     store: StoreSettings = StoreSettings()
     tracing: TracingSettings = TracingSettings()
+    usage: UsageSettings = UsageSettings()
     tenants: dict[TenantName, TenantSettings] = Field({}, description="none: no keys, one anonymous tenant")
     tenants_file: str | None = Field(
         None, description="a YAML file with further tenants, read again when it changes; with it every call needs a key"

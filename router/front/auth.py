@@ -12,10 +12,14 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cluster.core.clock import SystemClock
+from cluster.core.clock import Clock, SystemClock
+from cluster.core.config import UsageSettings
 from cluster.core.errors import Forbidden, Unauthenticated
+from cluster.core.ids import new_epoch
+from cluster.usage import LocalUsage, day_of
 from router.front.dashboard.paths import FILES
 from router.front.errors_http import error_body, error_headers, status_of
+from router.ledger import Ledger
 from router.permits import Permits
 from router.tenants import Tenant, Tenants
 
@@ -28,10 +32,12 @@ _TENANT = "headrace.tenant"
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Who may come in, and how many at a time. By default everybody may."""
+    """Who may come in, how many at a time, and what they used. By default everybody may."""
 
     tenants: Tenants = field(default_factory=lambda: Tenants({}, None))
     permits: Permits = field(default_factory=lambda: Permits(SystemClock()))
+    usage: UsageSettings = field(default_factory=UsageSettings)
+    ledger: Ledger = field(default_factory=lambda: local_ledger(SystemClock()))
 
     def allows(self, authorization: str | None) -> bool:
         """Whether a call with this `authorization` is anybody's."""
@@ -40,6 +46,11 @@ class Gate:
         except Unauthenticated:
             return False
         return True
+
+
+def local_ledger(clock: Clock) -> Ledger:
+    """One whose book ends with this process."""
+    return Ledger(clock, LocalUsage(lambda: day_of(clock.wall())), epoch=new_epoch())
 
 
 class Authenticate:

@@ -18,6 +18,7 @@ from cluster.core.config import RouterSettings
 from cluster.core.errors import DeadlineExceeded, RequestFailed, Unavailable
 from cluster.core.ids import new_request_id
 from cluster.scores import Scores
+from cluster.usage import Who
 from router.front import bounds
 from router.front.ask import Ask, Prompt, TextPrompt, TokenPrompt
 from router.front.auth import Gate
@@ -30,7 +31,8 @@ from router.front.stops import StopStrings
 from router.front.text import Delta, SampleText, TextRules
 from router.front.tools.formats import fold_maker
 from router.front.tracing import Tracing
-from router.front.usage import Usage
+from router.front.usage import Receipt, Usage
+from router.front.usage_metrics import UsageCollector
 from router.requests import Dispatcher, Request, Running, TokenEvent, Trace
 from router.tenants import ANONYMOUS, Tenant
 
@@ -144,6 +146,7 @@ class FrontDoor:
         self.draining = False
         self.created = int(clock.wall())
         metrics.registry.register(FleetCollector(dispatcher.figures, self.gate.permits))
+        metrics.registry.register(UsageCollector(self.gate))
 
     def call(self, api: str, headers: Iterable[tuple[str | bytes, str | bytes]]) -> Call:
         """Enter it when a call arrives, with these headers or metadata."""
@@ -220,13 +223,22 @@ class FrontDoor:
     async def permitted(self, tenant: Tenant, requests: Sequence[Request], call: Call) -> AsyncIterator[None]:
         """Around what was asked in one call, within the tenant's limits. Raises RateLimited, Unavailable.
 
-        When it is left, what this tenant used is known: `call` has the sums.
+        When it is left, what this tenant used is known: `call` has the sums, and its receipt what was handed over.
         """
+        ledger, who = self.gate.ledger, Who(tenant.name, self.model_name)
         async with self.gate.permits.hold(tenant, sum(len(request.prompt) for request in requests)) as permit:
-            try:
-                yield
-            finally:
-                permit.written = call.written
+            call.receipt = Receipt(partial(ledger.add, who))
+            with ledger.follow(call.receipt):
+                try:
+                    yield
+                finally:
+                    permit.written = call.written
+                    call.receipt.close()
+
+    async def settled(self, call: Call) -> None:
+        """Before the end of an answer, of which all else was handed over: what it used outlives this router."""
+        call.receipt.close()
+        await self.gate.ledger.settled()
 
     @asynccontextmanager
     async def open(self, request: Request, call: Call, ask: Ask, first: int = 0) -> AsyncIterator[Generation]:
@@ -235,11 +247,14 @@ class FrontDoor:
         Raises Overloaded, Unavailable, DeadlineExceeded, RequestFailed.
         """
         rules = self._rules(request, ask)
+        characters = await self._characters(ask.prompt)
         if call.span is not None:
             call.span.admitted(request.request_id)
         async with self.dispatcher.run(request) as running:
             call.follow(running.trace)
             generation = Generation(running, request, rules, call, first)
+            tokens = len(request.prompt)
+            call.receipt.opened(first, request.n, tokens=tokens, characters=characters, trace=running.trace)
             try:
                 yield generation
             finally:
@@ -278,6 +293,17 @@ class FrontDoor:
             case TokenPrompt(ids) if ask.echo:
                 return self.text.text_of(ids, special=ask.show_special)
         return ""
+
+    async def _characters(self, prompt: Prompt) -> int:
+        """Of the text that was given; of ids, of the text that they stand for."""
+        match prompt:
+            case TextPrompt(text):
+                return len(text)
+            case ChatPrompt():
+                return prompt.said
+            case TokenPrompt(ids):
+                count = partial(self.text.text_of, ids, special=False)
+                return len(count() if len(ids) <= INLINE_CHARACTERS else await asyncio.to_thread(count))
 
     async def tokenise(self, prompt: Prompt, most: int, param: str) -> list[int] | tuple[int, ...]:
         """A prompt's ids. Raises InvalidRequest, naming `param`, for one that is far longer than `most` tokens."""

@@ -42,6 +42,7 @@ from router.front.text import Delta, TokenEntry
 from router.front.tokenizer import Tokenizer
 from router.front.traces import trace_headers
 from router.front.tracing import CallSpan
+from router.front.usage import Receipt
 from router.requests import Grammar, Trace
 
 log = logging.getLogger("headrace.router.front")
@@ -127,9 +128,9 @@ class InferenceService(InferenceServicer):
                         if isinstance(delta, PromptPart):
                             await context.write(_prompt_part(delta, ask.prompt_logprobs or 0, generation.tokenizer))
                             continue
-                        for event in _events(delta, generation.tokenizer):
-                            await context.write(event)
+                        await _hand_over(delta, generation.tokenizer, context, call.receipt)
                 # Only now, with the context left, are usage and trace complete.
+                await front.settled(call)
                 await context.write(_summary(generation, front.model_name))
         except asyncio.CancelledError:
             if (remaining := context.time_remaining()) is not None and remaining <= _CLOCK_SLACK_S:
@@ -202,6 +203,18 @@ def _turns(chat: pb.Chat) -> list[ChatTurn]:
             raise InvalidRequest(f"must be one of {', '.join(ROLES)}", param=f"chat.messages[{at}].role")
         turns.append(ChatTurn(ROLES[message.role], message.content))
     return turns
+
+
+async def _hand_over(delta: Delta, tokenizer: Tokenizer, context: Context, receipt: Receipt) -> None:
+    """Write what a delta says, and count it."""
+    receipt.hold(delta)
+    try:
+        for event in _events(delta, tokenizer):
+            await context.write(event)
+    except asyncio.CancelledError:  # gRPC has it already, and clients have been seen to get it
+        receipt.handed(delta.index)
+        raise
+    receipt.handed(delta.index)
 
 
 def _events(delta: Delta, tokenizer: Tokenizer) -> list[pb.GenerateResponse]:

@@ -28,6 +28,7 @@ from router.front.errors_http import error_headers, error_object, error_shape, s
 from router.front.http_debug import explain
 from router.front.http_inference import inference_routes
 from router.front.http_tokens import token_routes
+from router.front.http_usage import answer_usage
 from router.front.openai_shapes import Json, model_json
 from router.front.openapi.document import document
 from router.records import Recorder
@@ -136,6 +137,10 @@ def _add_operations(app: FastAPI, front: FrontDoor, recorder: Recorder) -> None:
         only_operators(request.scope)
         told = Told(list(front.metrics.registry.collect()))
         return Response(await asyncio.to_thread(generate_latest, told), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/usage")
+    async def usage(request: HttpRequest) -> Response:
+        return await answer_usage(request, front.gate)
 
     @app.get("/debug/requests/{name}")
     async def recent(request: HttpRequest, name: str) -> Response:

@@ -2,9 +2,10 @@
 
 1. Read and parse the body; admit the request. Any error so far is a proper HTTP status.
 2. Headers go out with the first token (I4; FAULTS F04), so an attempt that fails before it is still a 5xx.
-3. A failure after that is an error event, no `[DONE]`, and the connection is closed in mid-body: no client can take
+3. What was handed over is counted (usage.py); where routers share a book, it is there before the last byte goes.
+4. A failure after that is an error event, no `[DONE]`, and the connection is closed in mid-body: no client can take
    the answer for a whole one.
-4. A client that leaves at any moment cancels the work (FAULTS R13). Exactly one outcome is counted (metrics.py).
+5. A client that leaves at any moment cancels the work (FAULTS R13). Exactly one outcome is counted (metrics.py).
 
 A stream's headers go out before most timings are known. With `x-headrace-trace: 1` in the request they come as SSE
 comments before `[DONE]`, which clients ignore.
@@ -35,7 +36,7 @@ from router.front.openai_shapes import AnswerHead, ChatShape, CompletionShape, J
 from router.front.prompt_scores import PromptPart
 from router.front.text import Delta
 from router.front.traces import trace_headers
-from router.front.usage import Usage
+from router.front.usage import Receipt, Usage
 from router.tenants import Tenant
 
 log = logging.getLogger("headrace.router.front")
@@ -67,9 +68,14 @@ class Reply:
         self.context: dict[str, str] = {}
 
     async def whole(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        length = {"content-type": "application/json", "content-length": str(len(body))}
-        await self.start(status, {**length, **headers})
+        await self.start(status, {**_json_headers(body), **headers})
         await self.write(body, more=False)
+
+    async def all_but_the_last_byte(self, body: bytes, headers: dict[str, str]) -> bytes:
+        """Of a success. Returns what is left to be written."""
+        await self.start(200, {**_json_headers(body), **headers})
+        await self.write(body[:-1], more=True)
+        return body[-1:]
 
     async def start(self, status: int, headers: dict[str, str]) -> None:
         self.started = True
@@ -118,18 +124,30 @@ class InferenceEndpoint:
         shape = self._shape(body, parts)
         async with open_all(self._front, parts, call) as answer:
             if body.stream:
-                await _stream(answer, shape, reply)
+                await _stream(answer, shape, reply, call.receipt)
             else:
-                samples = await _gather(answer, shape, sum(part.request.n for part in parts))
+                samples = await _gather(answer, shape, sum(part.request.n for part in parts), call.receipt)
         # Only now, with the context left, are usage and trace complete.
         if body.stream:
             ending = sse.event(shape.usage_chunk(answer.usage)) if body.include_usage else b""
             if reply.traced:
                 ending += b"".join(sse.comment(f"{k}: {v}") for k, v in trace_headers(answer.trace).items())
+            await self._front.settled(call)
             await reply.write(ending + sse.DONE, more=False)
         else:
             whole = orjson.dumps(shape.whole(samples, answer.usage))
-            await reply.whole(200, whole, trace_headers(answer.trace))
+            await self._hand_over(whole, trace_headers(answer.trace), reply, call)
+
+    async def _hand_over(self, whole: bytes, headers: dict[str, str], reply: Reply, call: Call) -> None:
+        """An answer in one piece. Its last byte makes it one for the client, so that byte waits for the book."""
+        if not self._front.gate.ledger.shared:
+            await reply.whole(200, whole, headers)
+            call.receipt.handed_all()
+            return
+        rest = await reply.all_but_the_last_byte(whole, headers)
+        call.receipt.handed_all()
+        await self._front.settled(call)
+        await reply.write(rest, more=False)
 
     def _shape(self, body: InferenceBody, parts: Sequence[Part]) -> Shape:
         front = self._front
@@ -174,23 +192,26 @@ async def telling(reply: Reply, public_id: str) -> AsyncIterator[None]:
         await _tell(reply, error)
 
 
-async def _stream(answer: Answer, shape: Shape, reply: Reply) -> None:
+async def _stream(answer: Answer, shape: Shape, reply: Reply, receipt: Receipt) -> None:
     async for delta in answer:
         if isinstance(delta, PromptPart):
             shape.prompt(delta)
             continue
         if not reply.started:
             await reply.start(200, {**sse.HEADERS, **trace_headers(answer.trace)})
+        receipt.hold(delta)
         if events := b"".join(sse.event(chunk) for chunk in shape.chunks(delta)):
             await reply.write(events, more=True)
+            receipt.handed(delta.index)
 
 
-async def _gather(answer: Answer, shape: Shape, choices: int) -> list[WholeSample]:
+async def _gather(answer: Answer, shape: Shape, choices: int, receipt: Receipt) -> list[WholeSample]:
     samples = [WholeSample() for _ in range(choices)]
     async for delta in answer:
         if isinstance(delta, PromptPart):
             shape.prompt(delta)
         else:
+            receipt.hold(delta)
             samples[delta.index].add(delta)
     return samples
 
@@ -211,6 +232,10 @@ def public_id_of(scope: Scope) -> str:
     """The client's own x-request-id where it is short and printable, else one of ours. Only echoed (FAULTS C37)."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     return given.decode("ascii") if _PUBLIC_ID.fullmatch(given) else f"req-{new_request_id()}"
+
+
+def _json_headers(body: bytes) -> dict[str, str]:
+    return {"content-type": "application/json", "content-length": str(len(body))}
 
 
 def _header_value(value: str) -> bytes:

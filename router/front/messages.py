@@ -38,8 +38,13 @@ class ChatPrompt:
     variables: Mapping[str, object] = field(default_factory=dict)
 
     @property
+    def said(self) -> int:
+        """Characters of what the messages say: their content, and the arguments of calls."""
+        called = sum(len(call.arguments) for turn in self.turns for call in turn.tool_calls)
+        return called + sum(len(turn.content) for turn in self.turns)
+
+    @property
     def characters(self) -> int:
         """About as many as the template will write."""
-        said = sum(len(turn.content) + len(turn.role) for turn in self.turns)
-        called = sum(len(call.arguments) for turn in self.turns for call in turn.tool_calls)
-        return said + called + sum(len(str(tool.parameters)) + len(tool.description or "") for tool in self.tools)
+        roles = sum(len(turn.role) for turn in self.turns)
+        return self.said + roles + sum(len(str(tool.parameters)) + len(tool.description or "") for tool in self.tools)

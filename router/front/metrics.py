@@ -19,7 +19,7 @@ from cluster.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, Ra
 from router.front.histograms import DurationFamily
 from router.front.recent import Recent
 from router.front.tracing import CallSpan
-from router.front.usage import Usage
+from router.front.usage import Receipt, Usage
 from router.requests import Trace
 
 Outcome = Literal["ok", "client_error", "cancelled", "limited", "overloaded", "unavailable", "deadline", "failed"]
@@ -133,6 +133,7 @@ class Call:
         self.written = 0  # tokens of answers
         self.read = 0  # tokens of prompts
         self.span: CallSpan | None = None
+        self.receipt = Receipt()
         self.started = metrics.clock.now()
 
     def __enter__(self) -> Self:

@@ -59,6 +59,7 @@ OPERATIONS = (
     Operation("get", "/ready", "Whether a request would be taken", answers.Ready),
     Operation("get", "/health", "The same, under the name that vLLM's clients ask for", answers.Ready),
     Operation("get", "/metrics", "For Prometheus, at router.admin_port", "text/plain"),
+    Operation("get", "/usage", "What tenants used, and what it costs, at router.admin_port", dict[str, object]),
     Operation("get", "/status", "Workers, queue and gauges, at router.admin_port", dict[str, object]),
 )  # fmt: skip
 _KEY_STATUSES = {

@@ -38,8 +38,10 @@ SURFACE = {
     "leave": {"--name", "--root", "--after"},
     "drain": {"--name", "--root", "program"},
     "generate": {"--max-tokens", "--temperature", "--raw", "--name", "--root", "--address", "text"},
+    "usage": {"--since", "--until", "--name", "--root", "--address"},
     "explain": {"--name", "--root", "--address", "--json", "request"},
     "model": {"pull", "list"},
+    "bench": {"plot"},
     "key": {"tenant"},
     "sim": {"--seed", "--seeds", "--trace"},
     "chaos": {
