@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from cluster.core.config import ClusterConfig, TenantName, TenantSettings
+from cluster.core.access import TenantName, TenantSettings
+from cluster.core.config import ClusterConfig
 from cluster.core.errors import ConfigError
 from cluster.redis_url import parse_redis_url
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from cluster.core.config import InternalTlsSettings, PublicTlsSettings
+from cluster.core.access import InternalTlsSettings, PublicTlsSettings
 from cluster.core.errors import ConfigError
 from cluster.reread import Reread
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster.config import load_tenants
-from cluster.core.config import ClusterConfig, TenantSettings
+from cluster.core.access import TenantSettings
+from cluster.core.config import ClusterConfig
 from cluster.core.errors import ConfigError
 from cluster.reread import Reread
 from router.tenants import Tenants

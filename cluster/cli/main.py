@@ -14,9 +14,9 @@ from rich.table import Table
 
 from cluster.cli import ask as asking
 from cluster.cli import chaos as disturbing
+from cluster.cli import configuration, machine
 from cluster.cli import explain as explaining
 from cluster.cli import keys as making_keys
-from cluster.cli import machine
 from cluster.cli import sim as simulating
 from cluster.cli.operate import client_of, sizes_of, wait_for_successor
 from cluster.cli.show import routers, show_urls, status_json, status_table
@@ -30,7 +30,8 @@ from cluster.cli.start import (
 )
 from cluster.config import cache_home_from_environment, load_config
 from cluster.controller import ClusterStatus
-from cluster.core.config import ClusterConfig, PublicTlsSettings
+from cluster.core.access import PublicTlsSettings
+from cluster.core.config import ClusterConfig
 from cluster.core.errors import ConfigError, HeadraceError
 from cluster.models.store import default_cache, list_models
 from cluster.run_dir import RunDir, run_dir_of
@@ -54,6 +55,7 @@ app.command("chaos")(disturbing.chaos)
 app.command("node")(machine.node)
 app.command("leave")(machine.leave)
 app.command("key")(making_keys.key)
+app.command("config")(configuration.config)
 
 File = Annotated[Path | None, typer.Option("--file", "-f", help="cluster.yaml; defaults apply without one")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value, for example engine.dtype=float32")]

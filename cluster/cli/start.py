@@ -25,8 +25,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from cluster.cli.web import NoAnswer, get
 from cluster.config import cache_home_from_environment, environment, secret_from_environment
 from cluster.controller import ClusterStatus
+from cluster.core.access import PublicTlsSettings
 from cluster.core.clock import SystemClock, sleep
-from cluster.core.config import ClusterConfig, PublicTlsSettings
+from cluster.core.config import ClusterConfig
 from cluster.core.errors import HeadraceError
 from cluster.models.registry import KNOWN_MODELS
 from cluster.models.store import default_cache, is_pulled, resolve

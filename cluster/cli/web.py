@@ -4,7 +4,7 @@ import http.client
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from cluster.core.config import PublicTlsSettings
+from cluster.core.access import PublicTlsSettings
 from cluster.tls import client_context
 
 
