@@ -19,7 +19,7 @@ from cluster.cli import explain as explaining
 from cluster.cli import keys as making_keys
 from cluster.cli import sim as simulating
 from cluster.cli.operate import client_of, sizes_of, wait_for_successor
-from cluster.cli.show import routers, show_urls, status_json, status_table
+from cluster.cli.show import routers, show_urls, status_json, status_table, watch
 from cluster.cli.start import (
     Started,
     ensure_model,
@@ -118,8 +118,12 @@ def status(
     name: Name = "headrace",
     root: Root = None,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    watching: Annotated[bool, typer.Option("--watch", "-w", help="stay, and show every change")] = False,
 ) -> None:
     """What runs, where, and since how many restarts. Exit code 1 when not everything is ready."""
+    if watching:
+        with client_of(run_dir_of(root, name)) as client:
+            watch(client.status, _out())
     now = _status(run_dir_of(root, name))
     if as_json:
         print(status_json(now))

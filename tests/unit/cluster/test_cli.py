@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from cluster.cli.ask import Answer, Question, timings
 from cluster.cli.main import app, main
 from cluster.cli.operate import sizes_of, wait_for_successor
-from cluster.cli.show import routers, show_urls, status_json, status_table
+from cluster.cli.show import routers, show_urls, status_json, status_table, watch
 from cluster.cli.start import StartFailed, _wait_until_ready
 from cluster.config import load_config
 from cluster.controller import ClusterStatus
@@ -32,7 +32,8 @@ SURFACE = {
     "up": {"--file", "-f", "--set", "--root", "--detach", "-d", "--ask"},
     "run": {"--file", "-f", "--set", "--root", "--ask"},
     "down": {"--name", "--root"},
-    "status": {"--name", "--root", "--json"},
+    "status": {"--name", "--root", "--json", "--watch", "-w"},
+    "config": {"--file", "-f", "--set", "--reference"},
     "scale": {"--name", "--root", "sizes"},
     "node": {"--file", "-f", "--set", "--places", "--root", "kind", "ray_options"},
     "leave": {"--name", "--root", "--after"},
@@ -243,3 +244,28 @@ def test_timings() -> None:
         "exposed_transfer": "1.2 ms",
     }
     assert timings(Answer(asked=1.0)) == []
+
+
+def test_watching_shows_every_change_once_and_ends_with_the_cluster() -> None:
+    """Not the desired count alone: nothing of it is to be seen yet."""
+    wanted = replace(STATUS, version=5, desired={**STATUS.desired, "prefill": 1})
+    starting = ProgramStatus("prefill-0", "prefill", 9, 1, "starting", pid=8)
+    grown = replace(wanted, version=7, programs=(*STATUS.programs, starting))
+    said, asked = iter([STATUS, STATUS, wanted, grown]), []
+
+    def look(version: int, _: float) -> ClusterStatus:
+        asked.append(version)
+        try:
+            return next(said)
+        except StopIteration:
+            raise HeadraceError("the cluster has gone") from None
+
+    out = Console(file=io.StringIO(), width=120)
+    with pytest.raises(HeadraceError, match="gone"):
+        watch(look, out)
+    assert isinstance(out.file, io.StringIO)
+    shown = out.file.getvalue()
+    assert asked == [-1, 4, 4, 5, 7]
+    assert (shown.count("router-0"), shown.count("prefill-0")) == (2, 1)
+    assert "last exit code 1" in shown
+    assert "None" not in shown
