@@ -56,7 +56,7 @@ class PoolSettings(Settings):
     """One pool of workers. The controller's desired count starts here."""
 
     replicas: Annotated[int, Field(ge=0, le=1024)] = Field(
-        1, description="workers at the first start; afterwards `headrace scale` says how many"
+        1, description="workers to start with; then `headrace scale` says how many"
     )
     pool_tokens: Positive | None = Field(None, description="overrides engine.pool_tokens for this pool")
     chunk_tokens: Positive | None = Field(None, description="overrides engine.chunk_tokens for this pool")
@@ -74,7 +74,7 @@ class RouterSettings(Settings):
     """The front door."""
 
     replicas: Annotated[int, Field(ge=0, le=64)] = Field(
-        1, description="routers at the first start; afterwards `headrace scale` says how many"
+        1, description="routers to start with; then `headrace scale` says how many"
     )
     host: str = Field("127.0.0.1", description="interface of both doors")
     http_port: Port = Field(8000, description="the OpenAI API; 0: a free one for each router")
