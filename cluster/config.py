@@ -25,7 +25,10 @@ SECRET_VARIABLE = "HEADRACE_SECRET"
 API_KEY_VARIABLE = "HEADRACE_API_KEY"
 """A tenant's key for the command line's own questions: a secret, so no option that others could read in `ps`."""
 
-_SECRETS = {"keys", "redis_url"}
+TENANTS_VARIABLE = "HEADRACE_TENANTS"
+"""Further tenants, as YAML like a `tenants_file`, where a file cannot be mounted; read at start."""
+
+_SECRETS = {"keys", "redis_url", "tenants_redis_url"}
 """What somebody may write there by mistake, or has to write there, is not repeated in an error."""
 
 _TENANTS = TypeAdapter(dict[TenantName, TenantSettings])
@@ -35,12 +38,16 @@ _UNROUTABLE = frozenset({"0.0.0.0", "::", "[::]", ""})
 def load_config(path: Path | None = None, settings: Iterable[str] = ()) -> ClusterConfig:
     """The cluster described by the file at `path` (defaults when None), changed by `key=value` settings in order.
 
-    Raises ConfigError.
+    Tenants in HEADRACE_TENANTS are there as well. Raises ConfigError.
     """
     values = _read(path) if path is not None else {}
     for setting in settings:
         _apply(values, setting)
-    return _checked(values, str(path) if path is not None else "configuration")
+    config = _checked(values, str(path) if path is not None else "configuration")
+    if not (text := os.environ.get(TENANTS_VARIABLE)):
+        return config
+    tenants = _joined(_parse(text, TENANTS_VARIABLE), config.tenants, TENANTS_VARIABLE)
+    return config.model_copy(update={"tenants": tenants})
 
 
 def parse_config(text: str, origin: str = "configuration") -> ClusterConfig:
@@ -50,15 +57,32 @@ def parse_config(text: str, origin: str = "configuration") -> ClusterConfig:
 
 def load_tenants(path: Path, others: Mapping[str, TenantSettings]) -> dict[str, TenantSettings]:
     """All tenants: `others`, those of the configuration, and those in the file at `path`. Raises ConfigError."""
+    return _joined(_read(path), others, str(path))
+
+
+def parse_tenant(name: str, values: Mapping[str, object]) -> TenantSettings:
+    """One tenant as it is stored, or as the command line says. Raises ConfigError."""
+    return _joined({name: dict(values)}, {}, "tenants")[name]
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
+    """`key=value`, typed as in YAML. Raises ConfigError."""
+    values: dict[str, Any] = {}
+    for setting in settings:
+        _apply(values, setting)
+    return values
+
+
+def _joined(values: dict[str, Any], others: Mapping[str, TenantSettings], origin: str) -> dict[str, TenantSettings]:
     try:
-        found = _TENANTS.validate_python(_read(path))
+        found = _TENANTS.validate_python(values)
     except ValidationError as error:
         problems = [_explain(("tenants", *e["loc"]), e["type"], e["msg"], e["input"]) for e in error.errors()]
-        raise ConfigError(f"{path}: {'; '.join(problems)}") from error
+        raise ConfigError(f"{origin}: {'; '.join(problems)}") from None
     if twice := sorted(found.keys() & others.keys()):
-        raise ConfigError(f"{path}: {', '.join(twice)}: in the configuration's tenants too")
+        raise ConfigError(f"{origin}: {', '.join(twice)}: in the configuration's tenants too")
     every = {**others, **found}
-    _check_tenants(every, str(path))
+    _check_tenants(every, origin)
     return every
 
 
@@ -215,6 +239,8 @@ def _check_together(config: ClusterConfig, origin: str) -> None:
         if config.ray.address is not None:
             raise ConfigError(f"{origin}: ray.redis_url: not possible with ray.address, whose GCS is not ours")
         parse_redis_url(config.ray.redis_url, f"{origin}: ray.redis_url")
+    if config.tenants_redis_url is not None:
+        parse_redis_url(config.tenants_redis_url, f"{origin}: tenants_redis_url")
     _check_tenants(config.tenants, origin)
     roles: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
     for role in roles:

@@ -38,9 +38,9 @@ from router.front.metrics import FrontMetrics
 from router.front.model_text import load_model_text
 from router.permits import Permits
 from router.runtime import RouterRuntime
-from router.shared_quotas import open_shared_quotas
+from router.shared_store import open_shared_quotas, open_shared_tenants
+from router.tenant_sources import TenantSources
 from router.tenants import Tenants
-from router.tenants_file import TenantsFile
 from router.web import AdminRoutes, ClientRoutes, WebServer, listen, sockets
 from router.workers_file import WorkersFile
 
@@ -72,9 +72,10 @@ def _gate(context: ProgramContext, tenants: Tenants, clock: Clock) -> Gate:
 
 
 async def serve(context: ProgramContext) -> None:
-    """Run one life of a router until `context.stopping`. Raises ConfigError, ModelError."""
+    """Run one life of a router until `context.stopping`. Raises ConfigError, ModelError, StoreUnavailable."""
     config, epoch = context.config, new_epoch()
-    tenants = TenantsFile(config, context.secret)
+    tenants = TenantSources(config, context.secret, open_shared_tenants(config))
+    await tenants.start()
     runtime, front = await _assemble(context, epoch, tenants.tenants)
     rpc, http, admin = _doors(config, runtime, front)
     await rpc.start()
@@ -113,6 +114,7 @@ async def serve(context: ProgramContext) -> None:
         await asyncio.gather(*working, return_exceptions=True)
         await rpc.stop(0)
         await front.text.grammars.close()
+        await tenants.close()
 
 
 def _doors(config: ClusterConfig, runtime: RouterRuntime, front: FrontDoor) -> tuple[RpcServer, WebServer, WebServer]:

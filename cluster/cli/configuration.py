@@ -21,6 +21,9 @@ def config(
         print(reference(), end="")
         return
     checked = load_config(file, settings or ())
-    store = checked.store.model_copy(update={"redis_url": without_password(checked.store.redis_url)})
-    ray = checked.ray.model_copy(update={"redis_url": without_password(checked.ray.redis_url)})
-    print(dump_config(checked.model_copy(update={"store": store, "ray": ray})), end="")
+    hidden = {
+        "store": checked.store.model_copy(update={"redis_url": without_password(checked.store.redis_url)}),
+        "ray": checked.ray.model_copy(update={"redis_url": without_password(checked.ray.redis_url)}),
+        "tenants_redis_url": without_password(checked.tenants_redis_url),
+    }
+    print(dump_config(checked.model_copy(update=hidden)), end="")

@@ -271,6 +271,10 @@ class ClusterConfig(Settings):
     tenants_file: str | None = Field(
         None, description="a YAML file with further tenants, read again when it changes; with it every call needs a key"
     )
+    tenants_redis_url: str | None = Field(
+        None,
+        description="a Redis with further tenants (`headrace key --redis`), read every second; calls need keys",
+    )
     ray: RaySettings = RaySettings()
     faults: tuple[FaultSettings, ...] = Field((), description="what goes wrong on purpose (tests)")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of every program's log")

@@ -41,7 +41,7 @@ SURFACE = {
     "generate": {"--max-tokens", "--temperature", "--raw", "--name", "--root", "--address", "text"},
     "explain": {"--name", "--root", "--address", "--json", "request"},
     "model": {"pull", "list"},
-    "key": {"tenant"},
+    "key": {"tenant", "--redis", "--set", "--revoke", "--list", "--file", "-f", "--name", "--root"},
     "sim": {"--seed", "--seeds", "--trace"},
     "chaos": {
         "--minutes",

@@ -13,8 +13,8 @@ from cluster.core.config import RouterSettings, TimingSettings
 from cluster.core.errors import ConfigError, Unauthenticated
 from router.dispatcher import DispatcherCore
 from router.fairness import Counters
+from router.tenant_sources import TenantSources
 from router.tenants import Tenants
-from router.tenants_file import TenantsFile
 
 ONE, OTHER, THIRD = new_key(), new_key(), new_key()
 
@@ -33,9 +33,9 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def opened(path: Path) -> TenantsFile:
+def opened(path: Path) -> TenantSources:
     settings = [f"tenants_file={path}", f"tenants.fixed.keys=[{digest_of(THIRD)}]"]
-    return TenantsFile(load_config(None, settings), "the secret")
+    return TenantSources(load_config(None, settings), "the secret")
 
 
 def who(tenants: Tenants, key: str) -> str | None:
@@ -80,10 +80,10 @@ def test_weights_are_those_of_now(path: Path) -> None:
 
 def test_a_file_without_a_tenant_opens_nothing(path: Path) -> None:
     written(path, {})
-    tenants = TenantsFile(load_config(None, [f"tenants_file={path}"]), "the secret").tenants
+    tenants = TenantSources(load_config(None, [f"tenants_file={path}"]), "the secret").tenants
     assert tenants.configured
     assert who(tenants, ONE) is None
-    assert not TenantsFile(load_config(), "the secret").tenants.configured
+    assert not TenantSources(load_config(), "the secret").tenants.configured
 
 
 @pytest.mark.parametrize(
