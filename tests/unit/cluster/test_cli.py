@@ -28,6 +28,7 @@ from cluster.run_dir import RunDir
 from cluster.stubs import inference_pb2
 from cluster.supervisor import ProgramStatus
 
+REACH = {"--ca-file", "--cert-file", "--key-file", "--server-name"}
 SURFACE = {
     "up": {"--file", "-f", "--set", "--root", "--detach", "-d", "--ask"},
     "run": {"--file", "-f", "--set", "--root", "--ask"},
@@ -38,8 +39,8 @@ SURFACE = {
     "node": {"--file", "-f", "--set", "--places", "--root", "kind", "ray_options"},
     "leave": {"--name", "--root", "--after"},
     "drain": {"--name", "--root", "program"},
-    "generate": {"--max-tokens", "--temperature", "--raw", "--name", "--root", "--address", "text"},
-    "explain": {"--name", "--root", "--address", "--json", "request"},
+    "generate": {"--max-tokens", "--temperature", "--raw", "--name", "--root", "--address", "--tls", "text"} | REACH,
+    "explain": {"--name", "--root", "--address", "--json", "request"} | REACH,
     "model": {"pull", "list"},
     "key": {"tenant", "--redis", "--set", "--revoke", "--list", "--file", "-f", "--name", "--root"},
     "sim": {"--seed", "--seeds", "--trace"},
@@ -85,6 +86,8 @@ def test_surface() -> None:
         (["node", "decode"], 1, "ray.address: None is not the head's host:port"),
         (["node", "boss"], 2, "boss"),
         (["generate", "hello"], 1, "no cluster has been started here"),
+        (["generate", "hello", "--address", "127.0.0.1:1", "--ca-file", "nowhere.pem"], 1, "nowhere.pem"),
+        (["generate", "hello", "--address", "127.0.0.1:1", "--cert-file", "a"], 1, "go together"),
         (["scale", "boss", "1"], 1, "prefill, decode, router"),
         (["scale", "decode", "-1"], 2, "-1"),
         (["scale", "decode=2", "prefill"], 1, "expected role=count, for example prefill=2"),
