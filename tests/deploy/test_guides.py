@@ -22,6 +22,7 @@ from cluster.core.faults import POINTS
 from cluster.reference import reference
 from router.dispatcher import DispatcherCore
 from router.front.metrics import FrontMetrics, StatusCollector
+from tests.architecture.source import PACKAGES
 from tests.deploy.chart import CHART, ROOT, objects_in, render, values_of
 from tests.deploy.documents import PAGES, Command, blocks, commands
 
@@ -178,6 +179,44 @@ def _value(values: Any, name: str) -> bool:
             return False
         values = values[part]
     return True
+
+
+def _slug(heading: str) -> str:
+    """As GitHub makes an anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    """Files, and headings within them; in decisions too."""
+    wrong, seen = [], 0
+    for page in [*PAGES, *(ROOT / "docs/decisions").glob("*.md")]:
+        prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+            if "://" in target:
+                continue
+            seen += 1
+            name, _, anchor = target.partition("#")
+            file = (page.parent / name).resolve() if name else page
+            headings = (
+                re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE) if file.is_file() else []
+            )
+            if not file.exists() or (anchor and anchor not in map(_slug, headings)):
+                wrong.append(f"{page.name}: {target}")
+    assert not wrong
+    assert seen > 60
+
+
+def test_files_that_pages_name_exist() -> None:
+    """Of ours, with a folder: tests above all, which hold what the page says."""
+    folders = "|".join((*PACKAGES, "tests", "docs", "deploy", "proto", "examples"))
+    wrong, seen = [], 0
+    for page in PAGES:
+        for name in re.findall(rf"`((?:{folders})/[\w./-]+\.(?:py|yaml|md|proto))", page.read_text(encoding="utf-8")):
+            seen += 1
+            if not (ROOT / name).exists():
+                wrong.append(f"{page.name}: {name}")
+    assert not wrong
+    assert seen > 100
 
 
 def test_configurations_in_pages_can_be_used() -> None:
