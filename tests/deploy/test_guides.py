@@ -27,6 +27,7 @@ from tests.deploy.chart import CHART, ROOT, objects_in, render, values_of
 from tests.deploy.documents import PAGES, Command, blocks, commands
 
 KUBERNETES, SCALING, FAILURES = (ROOT / "docs" / f"{name}.md" for name in ("kubernetes", "scaling", "failures"))
+DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
 LANGUAGES = {"sh", "yaml", "python", "promql", "text"}
 ELSEWHERE = {
     "clients.md": "other projects' clients, in environments of their own; test_bench_clients.py sends what they send",
@@ -189,7 +190,7 @@ def _slug(heading: str) -> str:
 def test_links_between_pages_lead_somewhere() -> None:
     """Files, and headings within them; in decisions too."""
     wrong, seen = [], 0
-    for page in [*PAGES, *(ROOT / "docs/decisions").glob("*.md")]:
+    for page in [*PAGES, *DECISIONS]:
         prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         for target in re.findall(r"\]\(([^)\s]+)\)", prose):
             if "://" in target:
@@ -210,7 +211,7 @@ def test_files_that_pages_name_exist() -> None:
     """Of ours, with a folder: tests above all, which hold what the page says."""
     folders = "|".join((*PACKAGES, "tests", "docs", "deploy", "proto", "examples"))
     wrong, seen = [], 0
-    for page in PAGES:
+    for page in [*PAGES, *DECISIONS]:
         for name in re.findall(rf"`((?:{folders})/[\w./-]+\.(?:py|yaml|md|proto))", page.read_text(encoding="utf-8")):
             seen += 1
             if not (ROOT / name).exists():
