@@ -38,12 +38,16 @@ _UNROUTABLE = frozenset({"0.0.0.0", "::", "[::]", ""})
 def load_config(path: Path | None = None, settings: Iterable[str] = ()) -> ClusterConfig:
     """The cluster described by the file at `path` (defaults when None), changed by `key=value` settings in order.
 
-    Tenants in HEADRACE_TENANTS are there as well. Raises ConfigError.
+    Raises ConfigError.
     """
     values = _read(path) if path is not None else {}
     for setting in settings:
         _apply(values, setting)
-    config = _checked(values, str(path) if path is not None else "configuration")
+    return _checked(values, str(path) if path is not None else "configuration")
+
+
+def with_tenants_from_environment(config: ClusterConfig) -> ClusterConfig:
+    """For whoever starts a cluster or a machine: programs then read these tenants in its file. Raises ConfigError."""
     if not (text := os.environ.get(TENANTS_VARIABLE)):
         return config
     tenants = _joined(_parse(text, TENANTS_VARIABLE), config.tenants, TENANTS_VARIABLE)
