@@ -19,8 +19,9 @@ NEEDS_NO_CLUSTER = {"config", "model", "sim", "up"}
 NOT_RUN = {
     "node": "a machine of its own: tests/deploy/test_pods.py runs it as pods do",
     "leave": "the same",
+    "--seeds": "many worlds take many minutes: tests/sim plays them",
 }
-"""Subcommands of ours that no script of a page runs, and why."""
+"""Subcommands and options of ours that no script of a page runs, and why."""
 
 _FENCE = re.compile(r"^```([a-z]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INNER = re.compile(r"\$\(([^()]*)\)")
@@ -107,7 +108,7 @@ def script(page: Path) -> str:
     lines, up = ["set -euo pipefail", "set -x"], False
     for statement in map(_in_the_pod, statements(page)):
         words = shlex.split(statement, comments=True)
-        if words[0] not in RUN or (words[0] == "headrace" and words[1] in NOT_RUN):
+        if words[0] not in RUN or (words[0] == "headrace" and not NOT_RUN.keys().isdisjoint(words)):
             continue
         sub = words[1] if words[0] == "headrace" else ""
         if sub not in NEEDS_NO_CLUSTER and not up:

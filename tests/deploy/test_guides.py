@@ -28,7 +28,7 @@ from tests.deploy.documents import PAGES, Command, blocks, commands
 
 KUBERNETES, SCALING, FAILURES = (ROOT / "docs" / f"{name}.md" for name in ("kubernetes", "scaling", "failures"))
 DECISIONS = sorted((ROOT / "docs/decisions").glob("*.md"))
-LANGUAGES = {"sh", "yaml", "python", "promql", "text"}
+LANGUAGES = {"sh", "yaml", "python", "json", "protobuf", "promql", "text"}
 ELSEWHERE = {
     "clients.md": "other projects' clients, in environments of their own; test_bench_clients.py sends what they send",
 }
