@@ -69,9 +69,9 @@ def parse_tenant(name: str, values: Mapping[str, object]) -> TenantSettings:
     return _joined({name: dict(values)}, {}, "tenants")[name]
 
 
-def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
+def parse_settings(settings: Iterable[str]) -> dict[str, object]:
     """`key=value`, typed as in YAML. Raises ConfigError."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for setting in settings:
         _apply(values, setting)
     return values
@@ -158,7 +158,7 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
     return values
 
 
-def _apply(values: dict[str, Any], setting: str) -> None:
+def _apply(values: dict[str, object], setting: str) -> None:
     key, equals, text = setting.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):

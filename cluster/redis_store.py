@@ -139,10 +139,10 @@ class RedisTenants:
     async def load(self) -> dict[str, str]:
         """See TenantStore."""
         try:
-            found: dict[str, str] = await self._client.hgetall(self._key)
+            found = await self._client.hgetall(self._key)
         except (RedisError, OSError) as error:
             raise StoreUnavailable(f"cannot read {self._key}: {type(error).__name__}") from error
-        return found
+        return {str(name): str(entry) for name, entry in found.items()}
 
     async def change(self, name: str, changes: Mapping[str, object], digest: str | None = None) -> TenantSettings:
         """See TenantStore."""
@@ -161,8 +161,9 @@ class RedisTenants:
             while True:
                 async with self._client.pipeline(transaction=True) as steps:
                     await steps.watch(self._key)
-                    after, answer = rewrite(await steps.hget(self._key, name))
-                    steps.multi()
+                    before = await steps.hget(self._key, name)
+                    after, answer = rewrite(None if before is None else str(before))
+                    steps.multi()  # type: ignore[no-untyped-call]
                     steps.hset(self._key, name, write_entry(after))
                     try:
                         await steps.execute()

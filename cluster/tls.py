@@ -6,6 +6,7 @@ Connections that are up stay up: a handshake is all that certificates are for.
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 
@@ -56,34 +57,45 @@ class CertificateFiles:
         ca = None if self._ca is None else self._ca.read_bytes()
         return Certificates(self._cert.read_bytes(), self._key.read_bytes(), ca, context)
 
+
+class ClientTls(Protocol):
+    """What a gRPC client needs. `name`: what the server's certificate must have; None: the address dialled."""
+
+    @property
+    def name(self) -> str | None: ...
+
     def credentials(self) -> grpc.ChannelCredentials:
-        """Of a client, for one new connection."""
-        now = self.current()
+        """For one new connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTls:
+    """Of a client that shows a certificate too: the files, and the name that the server's must have."""
+
+    files: CertificateFiles
+    name: str | None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """See ClientTls."""
+        now = self.files.current()
         return grpc.ssl_channel_credentials(now.ca, now.key, now.chain)
 
 
 class Believed:
     """Of a client that shows no certificate: whom it believes alone."""
 
-    def __init__(self, ca_file: str | None) -> None:
+    def __init__(self, ca_file: str | None, name: str | None) -> None:
         """PEM; None: those whom everybody believes. Raises ConfigError when it cannot be used."""
         try:
             ssl.create_default_context(cafile=ca_file)
             self._ca = None if ca_file is None else Path(ca_file).read_bytes()
         except (OSError, ValueError) as error:
             raise ConfigError(f"{ca_file}: no certificates that can be believed: {error}") from error
+        self.name = name
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For one new connection."""
+        """See ClientTls."""
         return grpc.ssl_channel_credentials(self._ca)
-
-
-@dataclass(frozen=True, slots=True)
-class NamedTls:
-    """What a client needs: certificates, and the name that the server's must have; None: the address dialled."""
-
-    files: CertificateFiles | Believed
-    name: str | None
 
 
 def named_tls(settings: InternalTlsSettings | PublicTlsSettings) -> NamedTls | None:

@@ -36,7 +36,7 @@ from cluster.core.config import ClusterConfig
 from cluster.core.errors import ConfigError, HeadraceError
 from cluster.models.store import default_cache, list_models
 from cluster.run_dir import RunDir, run_dir_of
-from cluster.tls import NamedTls, named_tls
+from cluster.tls import ClientTls, named_tls
 
 FIRST_QUESTION = (
     "A water mill needs a steady stream. A weir across the river holds the water back, and an open channel called the "
@@ -263,7 +263,7 @@ def _ask_first(now: ClusterStatus, question: str | None, tls: PublicTlsSettings)
     _ask(asking.Question(question, temperature=0.0, max_tokens=128), ready[0].address, named_tls(tls))
 
 
-def _ask(question: asking.Question, address: str, tls: NamedTls | None) -> None:
+def _ask(question: asking.Question, address: str, tls: ClientTls | None) -> None:
     def write(piece: str) -> None:
         sys.stdout.write(piece)
         sys.stdout.flush()

@@ -8,7 +8,7 @@ import typer
 from cluster.core.access import PublicTlsSettings
 from cluster.core.errors import ConfigError
 from cluster.run_dir import RunDir
-from cluster.tls import Believed, NamedTls, named_tls
+from cluster.tls import Believed, ClientTls, named_tls
 
 CaFile = Annotated[Path | None, typer.Option("--ca-file", help="PEM: believe these; the connection is TLS")]
 CertFile = Annotated[Path | None, typer.Option("--cert-file", help="PEM: show this certificate (mTLS)")]
@@ -39,7 +39,7 @@ def public_tls(run_dir: RunDir, asked: PublicTlsSettings | None, *, given: bool)
     return run_dir.config().tls.public
 
 
-def grpc_tls(settings: PublicTlsSettings, *, encrypted: bool) -> NamedTls | None:
+def grpc_tls(settings: PublicTlsSettings, *, encrypted: bool) -> ClientTls | None:
     """Of a gRPC connection. `encrypted`: also where no certificate is shown. Raises ConfigError."""
     shown = named_tls(settings)
-    return NamedTls(Believed(settings.ca_file), settings.server_name) if shown is None and encrypted else shown
+    return Believed(settings.ca_file, settings.server_name) if shown is None and encrypted else shown
