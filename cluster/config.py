@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from cluster.core.config import ClusterConfig, TenantName, TenantSettings
+from cluster.core.access import TenantName, TenantSettings
+from cluster.core.config import ClusterConfig
 from cluster.core.errors import ConfigError
 from cluster.redis_url import parse_redis_url
 
@@ -24,7 +25,10 @@ SECRET_VARIABLE = "HEADRACE_SECRET"
 API_KEY_VARIABLE = "HEADRACE_API_KEY"
 """A tenant's key for the command line's own questions: a secret, so no option that others could read in `ps`."""
 
-_SECRETS = {"keys", "redis_url"}
+TENANTS_VARIABLE = "HEADRACE_TENANTS"
+"""Further tenants, as YAML like a `tenants_file`, where a file cannot be mounted; read at start."""
+
+_SECRETS = {"keys", "redis_url", "tenants_redis_url"}
 """What somebody may write there by mistake, or has to write there, is not repeated in an error."""
 
 _TENANTS = TypeAdapter(dict[TenantName, TenantSettings])
@@ -42,6 +46,14 @@ def load_config(path: Path | None = None, settings: Iterable[str] = ()) -> Clust
     return _checked(values, str(path) if path is not None else "configuration")
 
 
+def with_tenants_from_environment(config: ClusterConfig) -> ClusterConfig:
+    """For whoever starts a cluster or a machine: programs then read these tenants in its file. Raises ConfigError."""
+    if not (text := os.environ.get(TENANTS_VARIABLE)):
+        return config
+    tenants = _joined(_parse(text, TENANTS_VARIABLE), config.tenants, TENANTS_VARIABLE)
+    return config.model_copy(update={"tenants": tenants})
+
+
 def parse_config(text: str, origin: str = "configuration") -> ClusterConfig:
     """The cluster described by YAML text; `origin` names it in errors. Raises ConfigError."""
     return _checked(_parse(text, origin), origin)
@@ -49,15 +61,32 @@ def parse_config(text: str, origin: str = "configuration") -> ClusterConfig:
 
 def load_tenants(path: Path, others: Mapping[str, TenantSettings]) -> dict[str, TenantSettings]:
     """All tenants: `others`, those of the configuration, and those in the file at `path`. Raises ConfigError."""
+    return _joined(_read(path), others, str(path))
+
+
+def parse_tenant(name: str, values: Mapping[str, object]) -> TenantSettings:
+    """One tenant as it is stored, or as the command line says. Raises ConfigError."""
+    return _joined({name: dict(values)}, {}, "tenants")[name]
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, object]:
+    """`key=value`, typed as in YAML. Raises ConfigError."""
+    values: dict[str, object] = {}
+    for setting in settings:
+        _apply(values, setting)
+    return values
+
+
+def _joined(values: dict[str, Any], others: Mapping[str, TenantSettings], origin: str) -> dict[str, TenantSettings]:
     try:
-        found = _TENANTS.validate_python(_read(path))
+        found = _TENANTS.validate_python(values)
     except ValidationError as error:
         problems = [_explain(("tenants", *e["loc"]), e["type"], e["msg"], e["input"]) for e in error.errors()]
-        raise ConfigError(f"{path}: {'; '.join(problems)}") from error
+        raise ConfigError(f"{origin}: {'; '.join(problems)}") from None
     if twice := sorted(found.keys() & others.keys()):
-        raise ConfigError(f"{path}: {', '.join(twice)}: in the configuration's tenants too")
+        raise ConfigError(f"{origin}: {', '.join(twice)}: in the configuration's tenants too")
     every = {**others, **found}
-    _check_tenants(every, str(path))
+    _check_tenants(every, origin)
     return every
 
 
@@ -129,7 +158,7 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
     return values
 
 
-def _apply(values: dict[str, Any], setting: str) -> None:
+def _apply(values: dict[str, object], setting: str) -> None:
     key, equals, text = setting.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):
@@ -214,6 +243,8 @@ def _check_together(config: ClusterConfig, origin: str) -> None:
         if config.ray.address is not None:
             raise ConfigError(f"{origin}: ray.redis_url: not possible with ray.address, whose GCS is not ours")
         parse_redis_url(config.ray.redis_url, f"{origin}: ray.redis_url")
+    if config.tenants_redis_url is not None:
+        parse_redis_url(config.tenants_redis_url, f"{origin}: tenants_redis_url")
     _check_tenants(config.tenants, origin)
     roles: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
     for role in roles:

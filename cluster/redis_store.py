@@ -1,36 +1,41 @@
-"""What is kept in Redis (or Valkey): the desired counts, limits and usage of tenants, and Ray's own tables.
+"""What is kept in Redis (or Valkey): the desired counts, tenants and what they have used, and Ray's own tables.
 
 The one file that imports redis.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import redis
 import redis.asyncio
 import redis.asyncio.retry
 from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, WatchError
 from redis.retry import Retry
 
+from cluster.core.access import TenantSettings
 from cluster.core.errors import ConfigError
 from cluster.quota_scripts import HOLD, SETTLE, TAKE
 from cluster.quotas import CONCURRENCY_RETRY_S, LEASE_S, Kind, QuotasUnavailable, Refusal, Settlement, Take
 from cluster.redis_url import RedisServer, parse_redis_url
 from cluster.run_dir import RunDir
 from cluster.store import Counts, StoreUnavailable, checked_counts
+from cluster.tenant_store import changed, without, write_entry
 from cluster.usage import KEEP_DAYS, NOTHING, OPEN_DAYS, Closed, Day, Rows, Sums, UsageUnavailable, Who, iso
 from cluster.usage_scripts import FOLD, WRITE
 
 _TIMEOUT_S = 3.0
 _QUOTA_TIMEOUT_S = 0.25  # a request waits for it
-_USAGE_TIMEOUT_S = 1.0  # the end of an answer waits for it, once
 _QUOTA_CONNECTIONS = 32  # of a router: a burst waits for one of them
 _BATCH = 500  # permits told at once
 _RETRIES = 1  # at once: a connection that an earlier server closed; the client's own way is to wait for seconds
 _KINDS: dict[str, Kind] = {"requests": "requests", "tokens": "tokens", "concurrency": "concurrency"}
 _log = logging.getLogger(__name__)
+_USAGE_TIMEOUT_S = 1.0  # the end of an answer waits for it, once
+
+T = TypeVar("T")
 
 
 class RedisStore:
@@ -196,6 +201,52 @@ class RedisUsage:
         return answer
 
 
+class RedisTenants:
+    """A cluster.tenant_store.TenantStore: `headrace:<cluster>:tenants`, name -> settings with digests of keys."""
+
+    def __init__(self, url: str, cluster: str) -> None:
+        """Connects on first use. Raises ConfigError for a URL that is none; the message never holds its password."""
+        self._key = f"headrace:{cluster}:tenants"
+        self._client = _connect(url, _TIMEOUT_S, key="tenants_redis_url")
+
+    async def load(self) -> dict[str, str]:
+        """See TenantStore."""
+        try:
+            found = await self._client.hgetall(self._key)
+        except (RedisError, OSError) as error:
+            raise StoreUnavailable(f"cannot read {self._key}: {type(error).__name__}") from error
+        return {str(name): str(entry) for name, entry in found.items()}
+
+    async def change(self, name: str, changes: Mapping[str, object], digest: str | None = None) -> TenantSettings:
+        """See TenantStore."""
+        return await self._rewrite(name, lambda text: (after := changed(name, text, changes, digest), after))
+
+    async def revoke(self, name: str, prefix: str) -> str:
+        """See TenantStore."""
+        return await self._rewrite(name, lambda text: without(name, text, prefix))
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _rewrite(self, name: str, rewrite: Callable[[str | None], tuple[TenantSettings, T]]) -> T:
+        """Read, think, write: again, when somebody else wrote meanwhile."""
+        try:
+            while True:
+                async with self._client.pipeline(transaction=True) as steps:
+                    await steps.watch(self._key)
+                    before = await steps.hget(self._key, name)
+                    after, answer = rewrite(None if before is None else str(before))
+                    steps.multi()  # type: ignore[no-untyped-call]
+                    steps.hset(self._key, name, write_entry(after))
+                    try:
+                        await steps.execute()
+                    except WatchError:
+                        continue
+                    return answer
+        except (RedisError, OSError) as error:
+            raise StoreUnavailable(f"cannot write {self._key}: {type(error).__name__}") from error
+
+
 class GcsTables:
     """The tables of one cluster's Ray, `RAY<namespace>@...`. Ray writes them; we look, and sweep up after it.
 
@@ -247,7 +298,9 @@ def gcs_tables(url: str, run_dir: RunDir) -> GcsTables:
     return GcsTables(parse_redis_url(url, "ray.redis_url"), run_dir.ray_namespace())
 
 
-def _connect(url: str, timeout_s: float, connections: int = 4) -> "redis.asyncio.Redis":
+def _connect(
+    url: str, timeout_s: float, connections: int = 4, *, key: str = "store.redis_url"
+) -> "redis.asyncio.Redis":
     """Raises ConfigError for a URL that is none."""
     try:
         pool = redis.asyncio.BlockingConnectionPool.from_url(
@@ -261,12 +314,16 @@ def _connect(url: str, timeout_s: float, connections: int = 4) -> "redis.asyncio
         )
         return redis.asyncio.Redis.from_pool(pool)
     except ValueError as error:
-        raise ConfigError("store.redis_url: not a URL like redis://:password@host:6379/0") from error
+        raise ConfigError(f"{key}: not a URL like redis://:password@host:6379/0") from error
 
 
 def _batches(permits: Sequence[str]) -> list[Sequence[str]]:
     """At least one, perhaps empty."""
     return [permits[start : start + _BATCH] for start in range(0, max(1, len(permits)), _BATCH)]
+
+
+def _number(text: str | bytes) -> int | str | bytes:
+    return int(text) if text.isdigit() else text
 
 
 def _usage_of(fields: Mapping[str, str]) -> dict[Who, Sums]:
@@ -277,7 +334,3 @@ def _usage_of(fields: Mapping[str, str]) -> dict[Who, Sums]:
         who, sums = Who(tenant, model), Sums(*map(int, value.split(",")))
         total[who] = total.get(who, NOTHING).plus(sums)
     return total
-
-
-def _number(text: str | bytes) -> int | str | bytes:
-    return int(text) if text.isdigit() else text

@@ -38,3 +38,11 @@ def parse_redis_url(url: str, key: str) -> RedisServer:
         raise ConfigError(f"{key}: only database 0 can be used, and no options")
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     return RedisServer(host, port or _DEFAULT_PORT, parts.scheme == "rediss", user, password)
+
+
+def without_password(url: str | None) -> str | None:
+    """The URL as people may see it."""
+    if url is None:
+        return None
+    before, at, host = url.rpartition("@")
+    return f"{before.partition('://')[0]}://***@{host}" if at else url

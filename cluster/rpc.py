@@ -29,7 +29,7 @@ from grpc_reflection.v1alpha import reflection
 
 from cluster.core.errors import ConfigError
 from cluster.credentials import Credentials, Proof
-from cluster.tls import CertificateFiles, NamedTls, rpc_channel_credentials, rpc_server_credentials
+from cluster.tls import CertificateFiles, ClientTls, rpc_server_credentials
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _OPEN_TO_ALL = f"/{health.SERVICE_NAME}/"
@@ -182,12 +182,12 @@ def make_server(host: str, port: int, services: Iterable[Service], door: Credent
     return RpcServer(server, checks, names, host, bound)
 
 
-def channel(address: str, tls: NamedTls | None = None) -> grpc.aio.Channel:
+def channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:
     """A channel to `host:port`: its own connection, limits, keepalive and quick reconnects. Plain without `tls`."""
     if tls is None:
         return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS)
     name = () if tls.name is None else (("grpc.ssl_target_name_override", tls.name),)
-    return grpc.aio.secure_channel(address, rpc_channel_credentials(tls.files), options=(*_CLIENT_OPTIONS, *name))
+    return grpc.aio.secure_channel(address, tls.credentials(), options=(*_CLIENT_OPTIONS, *name))
 
 
 def proof_metadata(proof: Proof) -> Metadata:

@@ -6,10 +6,11 @@ Connections that are up stay up: a handshake is all that certificates are for.
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 
-from cluster.core.config import InternalTlsSettings, PublicTlsSettings
+from cluster.core.access import InternalTlsSettings, PublicTlsSettings
 from cluster.core.errors import ConfigError
 from cluster.reread import Reread
 
@@ -57,12 +58,44 @@ class CertificateFiles:
         return Certificates(self._cert.read_bytes(), self._key.read_bytes(), ca, context)
 
 
+class ClientTls(Protocol):
+    """What a gRPC client needs. `name`: what the server's certificate must have; None: the address dialled."""
+
+    @property
+    def name(self) -> str | None: ...
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """For one new connection."""
+
+
 @dataclass(frozen=True, slots=True)
 class NamedTls:
-    """What a client needs: certificates, and the name that the server's must have; None: the address dialled."""
+    """Of a client that shows a certificate too: the files, and the name that the server's must have."""
 
     files: CertificateFiles
     name: str | None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """See ClientTls."""
+        now = self.files.current()
+        return grpc.ssl_channel_credentials(now.ca, now.key, now.chain)
+
+
+class Believed:
+    """Of a client that shows no certificate: whom it believes alone."""
+
+    def __init__(self, ca_file: str | None, name: str | None) -> None:
+        """PEM; None: those whom everybody believes. Raises ConfigError when it cannot be used."""
+        try:
+            ssl.create_default_context(cafile=ca_file)
+            self._ca = None if ca_file is None else Path(ca_file).read_bytes()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{ca_file}: no certificates that can be believed: {error}") from error
+        self.name = name
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """See ClientTls."""
+        return grpc.ssl_channel_credentials(self._ca)
 
 
 def named_tls(settings: InternalTlsSettings | PublicTlsSettings) -> NamedTls | None:
@@ -103,12 +136,6 @@ def rpc_server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
         return grpc.ssl_server_certificate_configuration([(now.key, now.chain)], now.ca)
 
     return grpc.dynamic_ssl_server_credentials(configuration(), configuration, files.wants_clients)
-
-
-def rpc_channel_credentials(files: CertificateFiles) -> grpc.ChannelCredentials:
-    """For one new connection."""
-    now = files.current()
-    return grpc.ssl_channel_credentials(now.ca, now.key, now.chain)
 
 
 def web_context(files: CertificateFiles) -> ssl.SSLContext:

@@ -44,9 +44,9 @@ from router.front.tracing import open_tracing
 from router.ledger import Ledger
 from router.permits import Permits
 from router.runtime import RouterRuntime
-from router.shared_books import open_shared_quotas, open_shared_usage
+from router.shared_store import open_shared_quotas, open_shared_tenants, open_shared_usage
+from router.tenant_sources import TenantSources
 from router.tenants import Tenants
-from router.tenants_file import TenantsFile
 from router.web import AdminRoutes, ClientRoutes, WebServer, listen, sockets
 from router.workers_file import WorkersFile
 
@@ -83,9 +83,10 @@ def _gate(context: ProgramContext, tenants: Tenants, clock: Clock, epoch: int) -
 
 
 async def serve(context: ProgramContext) -> None:
-    """Run one life of a router until `context.stopping`. Raises ConfigError, ModelError."""
+    """Run one life of a router until `context.stopping`. Raises ConfigError, ModelError, StoreUnavailable."""
     config, epoch = context.config, new_epoch()
-    tenants = TenantsFile(config, context.secret)
+    tenants = TenantSources(config, context.secret, open_shared_tenants(config))
+    await tenants.start()
     runtime, front = await _assemble(context, epoch, tenants.tenants)
     dashboard = Dashboard(runtime, context.wishes.ask) if config.router.dashboard else None
     rpc, http, admin = _doors(config, front, make_app(front, runtime, dashboard))
@@ -128,6 +129,7 @@ async def serve(context: ProgramContext) -> None:
         await front.text.grammars.close()
         if front.tracing is not None:
             await asyncio.to_thread(front.tracing.close)
+        await tenants.close()
 
 
 def _doors(config: ClusterConfig, front: FrontDoor, app: ASGIApp) -> tuple[RpcServer, WebServer, WebServer]:

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cluster.core.config import TenantSettings
+from cluster.core.access import TenantSettings
 from cluster.core.errors import Unauthenticated
 from cluster.quotas import NO_LIMITS, Quota
 

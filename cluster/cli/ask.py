@@ -14,7 +14,7 @@ from cluster.core.clock import Clock, SystemClock
 from cluster.core.errors import HeadraceError
 from cluster.rpc import auth_metadata, channel
 from cluster.stubs import inference_pb2, inference_pb2_grpc
-from cluster.tls import NamedTls
+from cluster.tls import ClientTls
 
 _STATUS_WORDS = {
     grpc.StatusCode.UNAVAILABLE: "no router answers there",
@@ -55,13 +55,13 @@ class Answer:
     reason: str = ""
 
 
-def ask(question: Question, address: str, write: Callable[[str], None], tls: NamedTls | None = None) -> Answer:
+def ask(question: Question, address: str, write: Callable[[str], None], tls: ClientTls | None = None) -> Answer:
     """Ask the router at `address`, hand each piece of text to `write`. Raises AskFailed."""
     return asyncio.run(_ask(question, address, write, tls, SystemClock()))
 
 
 async def _ask(
-    question: Question, address: str, write: Callable[[str], None], tls: NamedTls | None, clock: Clock
+    question: Question, address: str, write: Callable[[str], None], tls: ClientTls | None, clock: Clock
 ) -> Answer:
     answer = Answer(clock.now())
     async with channel(address, tls) as wire:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cluster.cli.web import NoAnswer, get
 from cluster.config import API_KEY_VARIABLE, api_key_from_environment
-from cluster.core.config import PublicTlsSettings
+from cluster.core.access import PublicTlsSettings
 from cluster.core.errors import HeadraceError
 from cluster.rpc import auth_metadata
 

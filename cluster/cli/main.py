@@ -14,14 +14,15 @@ from rich.table import Table
 
 from cluster.cli import ask as asking
 from cluster.cli import chaos as disturbing
+from cluster.cli import configuration, machine
 from cluster.cli import explain as explaining
 from cluster.cli import keys as making_keys
-from cluster.cli import machine
 from cluster.cli import sim as simulating
 from cluster.cli import usage as telling_usage
 from cluster.cli.bench import bench
 from cluster.cli.operate import client_of, sizes_of, wait_for_successor
-from cluster.cli.show import routers, show_urls, status_json, status_table
+from cluster.cli.reach import CaFile, CertFile, KeyFile, ServerName, asked_tls, grpc_tls, public_tls
+from cluster.cli.show import routers, show_urls, status_json, status_table, watch
 from cluster.cli.start import (
     Started,
     ensure_model,
@@ -30,13 +31,14 @@ from cluster.cli.start import (
     start_cluster,
     stop_running,
 )
-from cluster.config import cache_home_from_environment, load_config
+from cluster.config import cache_home_from_environment, load_config, with_tenants_from_environment
 from cluster.controller import ClusterStatus
-from cluster.core.config import ClusterConfig, PublicTlsSettings
+from cluster.core.access import PublicTlsSettings
+from cluster.core.config import ClusterConfig
 from cluster.core.errors import ConfigError, HeadraceError
 from cluster.models.store import default_cache, list_models
 from cluster.run_dir import RunDir, run_dir_of
-from cluster.tls import named_tls
+from cluster.tls import ClientTls, named_tls
 from cluster.usage_report import csv_text
 
 FIRST_QUESTION = (
@@ -58,6 +60,7 @@ app.command("chaos")(disturbing.chaos)
 app.command("node")(machine.node)
 app.command("leave")(machine.leave)
 app.command("key")(making_keys.key)
+app.command("config")(configuration.config)
 
 File = Annotated[Path | None, typer.Option("--file", "-f", help="cluster.yaml; defaults apply without one")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value, for example engine.dtype=float32")]
@@ -85,7 +88,7 @@ def up(
     question: Annotated[str | None, typer.Option("--ask", help="ask one question when it is ready")] = None,
 ) -> None:
     """Start a cluster. Stays in the foreground until Ctrl-C, then shuts everything down, unless detached."""
-    config = load_config(file, settings or ())
+    config = with_tenants_from_environment(load_config(file, settings or ()))
     run_dir = run_dir_of(root, config.name)
     config = ensure_model(config, _err())
     if not detach:
@@ -104,7 +107,7 @@ def run(
     question: Annotated[str, typer.Option("--ask")] = FIRST_QUESTION,
 ) -> None:
     """Start a cluster, ask it one question, show the answer with its timings, stay until Ctrl-C."""
-    config = load_config(file, settings or ())
+    config = with_tenants_from_environment(load_config(file, settings or ()))
     _foreground(ensure_model(config, _err()), run_dir_of(root, config.name), question)
 
 
@@ -120,8 +123,12 @@ def status(
     name: Name = "headrace",
     root: Root = None,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    watching: Annotated[bool, typer.Option("--watch", "-w", help="stay, and show every change")] = False,
 ) -> None:
     """What runs, where, and since how many restarts. Exit code 1 when not everything is ready."""
+    if watching:
+        with client_of(run_dir_of(root, name)) as client:
+            watch(client.status, _out())
     now = _status(run_dir_of(root, name))
     if as_json:
         print(status_json(now))
@@ -172,11 +179,18 @@ def generate(
     name: Name = "headrace",
     root: Root = None,
     address: Annotated[str | None, typer.Option("--address", help="host:port of a router's gRPC server")] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="TLS, believing whom everybody believes")] = False,
+    ca_file: CaFile = None,
+    cert_file: CertFile = None,
+    key_file: KeyFile = None,
+    server_name: ServerName = None,
 ) -> None:
-    """Ask one question over gRPC and stream the answer."""
+    """Ask one question over gRPC and stream the answer. A tenant's key is taken from HEADRACE_API_KEY."""
     run_dir = run_dir_of(root, name)
     question = asking.Question(text, raw, max_tokens, temperature)
-    _ask(question, address or _router_address(run_dir), _public_tls(run_dir, given=address is not None))
+    asked = asked_tls(ca_file, cert_file, key_file, server_name)
+    settings = public_tls(run_dir, asked, given=address is not None)
+    _ask(question, address or _router_address(run_dir), grpc_tls(settings, encrypted=tls or asked is not None))
 
 
 @app.command()
@@ -186,11 +200,16 @@ def explain(
     root: Root = None,
     address: Annotated[str | None, typer.Option("--address", help="base URL of a router's HTTP server")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    ca_file: CaFile = None,
+    cert_file: CertFile = None,
+    key_file: KeyFile = None,
+    server_name: ServerName = None,
 ) -> None:
     """Why a recent request went where it went, and what became of it: pairs, their costs, times, outcomes."""
     run_dir = run_dir_of(root, name)
     routers = [address.rstrip("/")] if address else _router_urls(run_dir)
-    told = explaining.find(request, routers, _public_tls(run_dir, given=address is not None))
+    asked = asked_tls(ca_file, cert_file, key_file, server_name)
+    told = explaining.find(request, routers, public_tls(run_dir, asked, given=address is not None))
     if as_json:
         print(json.dumps(told, indent=2))
     else:
@@ -204,11 +223,16 @@ def usage(
     name: Name = "headrace",
     root: Root = None,
     address: Annotated[str | None, typer.Option("--address", help="base URL of a router's admin port")] = None,
+    ca_file: CaFile = None,
+    cert_file: CertFile = None,
+    key_file: KeyFile = None,
+    server_name: ServerName = None,
 ) -> None:
     """What each tenant used on each day, and what it costs, as CSV. Tokens, and characters beside them."""
     run_dir = run_dir_of(root, name)
     routers = [address.rstrip("/")] if address else _admin_urls(run_dir)
-    lines = telling_usage.fetch(routers, since, until, _public_tls(run_dir, given=address is not None))
+    asked = asked_tls(ca_file, cert_file, key_file, server_name)
+    lines = telling_usage.fetch(routers, since, until, public_tls(run_dir, asked, given=address is not None))
     sys.stdout.write(csv_text(lines))
 
 
@@ -260,24 +284,17 @@ def _ask_first(now: ClusterStatus, question: str | None, tls: PublicTlsSettings)
     if not (ready := routers(now)):
         raise ConfigError("router.replicas: there is no router to ask")
     _out().print(f"\n[bold]{escape(question)}[/]")
-    _ask(asking.Question(question, temperature=0.0, max_tokens=128), ready[0].address, tls)
+    _ask(asking.Question(question, temperature=0.0, max_tokens=128), ready[0].address, named_tls(tls))
 
 
-def _ask(question: asking.Question, address: str, tls: PublicTlsSettings) -> None:
+def _ask(question: asking.Question, address: str, tls: ClientTls | None) -> None:
     def write(piece: str) -> None:
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    answer = asking.ask(question, address, write, named_tls(tls))
+    answer = asking.ask(question, address, write, tls)
     write("\n")
     asking.show_timings(answer, _err())
-
-
-def _public_tls(run_dir: RunDir, *, given: bool) -> PublicTlsSettings:
-    """How this cluster's routers are asked; those at a given address too, if a cluster was ever started here."""
-    if given and not run_dir.config_file.exists():
-        return PublicTlsSettings()
-    return run_dir.config().tls.public
 
 
 def _router_address(run_dir: RunDir) -> str:

@@ -1,13 +1,20 @@
 """A cluster's status for people (a table) and for programs (JSON)."""
 
-import msgspec
-from rich.console import Console
-from rich.table import Table
+from dataclasses import replace
 
+import msgspec
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cluster.cli.operate import Look
 from cluster.controller import ClusterStatus
 from cluster.pipe import Ready
 
 _COLOUR = {"ready": "green", "starting": "yellow", "waiting": "red", "stopped": "dim"}
+
+_LOOK_S = 10.0
 
 
 def routers(status: ClusterStatus) -> list[Ready]:
@@ -21,11 +28,31 @@ def status_table(status: ClusterStatus) -> Table:
     for program in status.programs:
         ready = program.ready
         state = "stopping" if program.name in status.stopping else program.state
-        address = (ready.http or ready.address) if ready else f"last exit code {program.last_exit}"
+        address = (ready.http or ready.address) if ready else _last_exit(program.last_exit)
         pids = ", ".join(map(str, ready.pids)) if ready else str(program.pid or "-")
         colour = _COLOUR.get(state, "yellow")
         table.add_row(program.name, f"[{colour}]{state}[/]", address, pids, str(program.restarts))
     return table
+
+
+def _last_exit(code: int | None) -> str:
+    return "-" if code is None else f"last exit code {code}"
+
+
+def watch(look: Look, console: Console) -> None:
+    """The table again whenever something changes, in place on a terminal. Until Ctrl-C, or the cluster has gone."""
+    now, version = None, -1
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            before, now = now, look(version, _LOOK_S)
+            version = now.version
+            if before is not None and replace(before, version=version, desired=now.desired) == now:
+                continue
+            shown = Group(status_table(now), Text(now.problem or "", style="red"))
+            if console.is_terminal:
+                live.update(shown, refresh=True)
+            else:  # a file or a pipe: one table after the other
+                console.print(shown)
 
 
 def status_json(status: ClusterStatus) -> str:

@@ -22,11 +22,12 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from cluster.cli.web import NoAnswer, get
+from cluster.cli.web import NoAnswer, NotBelieved, get
 from cluster.config import cache_home_from_environment, environment, secret_from_environment
 from cluster.controller import ClusterStatus
+from cluster.core.access import PublicTlsSettings
 from cluster.core.clock import SystemClock, sleep
-from cluster.core.config import ClusterConfig, PublicTlsSettings
+from cluster.core.config import ClusterConfig
 from cluster.core.errors import HeadraceError
 from cluster.models.registry import KNOWN_MODELS
 from cluster.models.store import default_cache, is_pulled, resolve
@@ -42,6 +43,7 @@ _RAY_S = 15.0  # for Ray to end, after all programs have
 _TAIL_LINES = 15
 _SERVED_S = 20.0  # for routers to meet workers that are ready: a fraction of a second
 _LOOK_S = 0.1
+_LATE = "no request could be taken yet; `headrace status` and its /status say why"
 
 
 class StartFailed(HeadraceError):
@@ -114,8 +116,8 @@ def start_cluster(
     head = _start_head(written, run_dir, modules, tied=tied)
     try:
         status = _wait_until_ready(head, run_dir, console)
-        for late in wait_until_served(status, _SERVED_S, config.tls.public):
-            console.print(f"{late}: no request could be taken yet; `headrace status` and its /status say why")
+        for late, why in wait_until_served(status, _SERVED_S, config.tls.public).items():
+            console.print(f"{late}: {why}", markup=False)
         return Started(head, run_dir, status)
     except BaseException:  # Ctrl-C above all
         stop_head(head, run_dir)
@@ -205,22 +207,31 @@ def _wait_until_ready(head: "subprocess.Popen[bytes]", run_dir: RunDir, console:
     raise StartFailed(f"the head process ended with {head.wait()}: {log}{tail(log)}")
 
 
-def wait_until_served(status: ClusterStatus, patience_s: float, tls: PublicTlsSettings | None = None) -> list[str]:
-    """Wait until every router would take a request, which takes a decode worker. Returns the names of those late."""
+def wait_until_served(status: ClusterStatus, patience_s: float, tls: PublicTlsSettings | None = None) -> dict[str, str]:
+    """Wait until every router would take a request, which takes a decode worker. Returns who would not, and why.
+
+    A router whose certificate we do not believe is not waited for: it may well serve those who do.
+    """
     waiting = {p.name: p.ready.http for p in status.programs if p.ready is not None and p.ready.http is not None}
-    tls = tls or PublicTlsSettings()
+    tls, strange = tls or PublicTlsSettings(), dict[str, str]()
     if not status.desired.get("decode"):
-        return []
+        return {}
     clock = SystemClock()
     latest = clock.now() + patience_s
-    while (waiting := {name: url for name, url in waiting.items() if not _serves(url, tls)}) and clock.now() < latest:
+    while waiting := {name: url for name, url in waiting.items() if not _serves(name, url, tls, strange)}:
+        if clock.now() >= latest:
+            break
         sleep(_LOOK_S)
-    return list(waiting)
+    return strange | dict.fromkeys(waiting, _LATE)
 
 
-def _serves(url: str, tls: PublicTlsSettings) -> bool:
+def _serves(name: str, url: str, tls: PublicTlsSettings, strange: dict[str, str]) -> bool:
+    """Or there is no use in asking again: then `strange` says why."""
     try:
         return get(f"{url}/ready", tls, within_s=_LOOK_S * 10)[0] == 200
+    except NotBelieved as error:
+        strange[name] = f"its certificate is not believed here: {error}; see tls.public.ca_file and server_name"
+        return True
     except NoAnswer:  # not yet
         return False
 

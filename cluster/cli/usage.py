@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cluster.cli.web import NoAnswer, get
 from cluster.config import API_KEY_VARIABLE, api_key_from_environment
-from cluster.core.config import PublicTlsSettings
+from cluster.core.access import PublicTlsSettings
 from cluster.core.errors import HeadraceError
 from cluster.rpc import auth_metadata
 from cluster.usage_report import Line, added, line_from

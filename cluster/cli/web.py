@@ -1,15 +1,20 @@
 """One GET from a router, as our own commands ask: no proxy, and the certificates that the configuration names."""
 
 import http.client
+import ssl
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from cluster.core.config import PublicTlsSettings
+from cluster.core.access import PublicTlsSettings
 from cluster.tls import client_context
 
 
 class NoAnswer(OSError):
     """Nobody answered, or not in HTTP."""
+
+
+class NotBelieved(NoAnswer):
+    """Somebody answered, whose certificate is not one that we believe for that name. Trying again does not help."""
 
 
 class _Named(http.client.HTTPSConnection):
@@ -28,7 +33,7 @@ class _Named(http.client.HTTPSConnection):
 def get(
     url: str, tls: PublicTlsSettings, *, within_s: float, headers: Mapping[str, str] | None = None
 ) -> tuple[int, bytes]:
-    """Status and body. Raises NoAnswer; ConfigError when the certificates cannot be used."""
+    """Status and body. Raises NoAnswer, NotBelieved; ConfigError when the certificates cannot be used."""
     parts = urlsplit(url)
     host, target = parts.hostname or "", parts.path + (f"?{parts.query}" if parts.query else "")
     connection = (
@@ -40,6 +45,8 @@ def get(
         connection.request("GET", target, headers=dict(headers or {}))
         answer = connection.getresponse()
         return answer.status, answer.read()
+    except ssl.SSLCertVerificationError as error:
+        raise NotBelieved(error.verify_message) from error
     except (OSError, http.client.HTTPException) as error:
         raise NoAnswer(str(error) or type(error).__name__) from error
     finally:

@@ -1,45 +1,36 @@
 """The typed settings of a cluster (DESIGN §8). Frozen: one object, shared by all, changed by none (FAULTS O10).
 
 Reading files, applying `--set` and naming the bad key live in cluster/config.py; this file only says what exists and
-what is possible. Unknown keys are errors.
+what is possible. Unknown keys are errors. Descriptions become docs/configuration.md (`headrace config --reference`).
 """
 
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from cluster.core.access import TenantName, TenantSettings, TlsSettings
 from cluster.core.faults import POINTS, Faults, FaultSpec
-
-Positive = Annotated[int, Field(ge=1)]
-PositiveSeconds = Annotated[float, Field(gt=0)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-TenantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
-
-
-class Settings(BaseModel):
-    """Base of all settings: frozen, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from cluster.core.settings import Port, Positive, PositiveSeconds, Settings
 
 
 class TracerSettings(Settings):
     """Shape and pace of the weightless tracer model (used when `model: tracer`)."""
 
-    vocab_size: Annotated[int, Field(ge=260)] = 1024
-    layers: Positive = 2
-    kv_heads: Positive = 2
-    max_context: Positive = 131_072
-    step_s: Annotated[float, Field(ge=0)] = 0.0
-    token_s: Annotated[float, Field(ge=0)] = 0.0
+    vocab_size: Annotated[int, Field(ge=260)] = Field(1024, description="tokens there are; 256 of them are the bytes")
+    layers: Positive = Field(2, description="layers of its KV")
+    kv_heads: Positive = Field(2, description="heads of its KV")
+    max_context: Positive = Field(131_072, description="longest sequence")
+    step_s: Annotated[float, Field(ge=0)] = Field(0.0, description="a step takes at least so long")
+    token_s: Annotated[float, Field(ge=0)] = Field(0.0, description="and so long for each position that it computes")
 
 
 class EngineSettings(Settings):
     """What every engine process runs with."""
 
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    block_size: Annotated[int, Field(ge=1, le=256)] = 16
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="of weights, arithmetic and KV")
+    block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="positions in a block of KV")
     pool_tokens: Positive = Field(8192, description="KV positions a worker's pool holds, rounded down to blocks")
     routing_tokens: Positive = Field(
         256, description="routers hear of cached prefixes in steps of so many positions, rounded down to blocks"
@@ -65,13 +56,17 @@ class EngineSettings(Settings):
 class PoolSettings(Settings):
     """One pool of workers. The controller's desired count starts here."""
 
-    replicas: Annotated[int, Field(ge=0, le=1024)] = 1
+    replicas: Annotated[int, Field(ge=0, le=1024)] = Field(
+        1, description="workers to start with; then `headrace scale` says how many"
+    )
     pool_tokens: Positive | None = Field(None, description="overrides engine.pool_tokens for this pool")
     chunk_tokens: Positive | None = Field(None, description="overrides engine.chunk_tokens for this pool")
     threads: Positive | None = Field(None, description="overrides engine.threads for this pool")
 
 
 class Pools(Settings):
+    """The two pools, each of its own size."""
+
     prefill: PoolSettings = PoolSettings()
     decode: PoolSettings = PoolSettings()
 
@@ -79,11 +74,13 @@ class Pools(Settings):
 class RouterSettings(Settings):
     """The front door."""
 
-    replicas: Annotated[int, Field(ge=0, le=64)] = 1
-    host: str = "127.0.0.1"
-    http_port: Port = 8000
-    grpc_port: Port = 8001
-    admin_host: str = Field("127.0.0.1", description="interface of /metrics, /status, /dashboard, and of probes")
+    replicas: Annotated[int, Field(ge=0, le=64)] = Field(
+        1, description="routers to start with; then `headrace scale` says how many"
+    )
+    host: str = Field("127.0.0.1", description="interface of both doors")
+    http_port: Port = Field(8000, description="the OpenAI API; 0: a free one for each router")
+    grpc_port: Port = Field(8001, description="the gRPC API; 0: a free one for each router")
+    admin_host: str = Field("127.0.0.1", description="interface of /metrics, /status, /usage, /dashboard and probes")
     admin_port: Port = Field(0, description="their port; 0: a free one, which `headrace status` tells")
     share_ports: bool = Field(
         False, description="the routers of one host listen on the same two ports, and the kernel deals out connections"
@@ -100,19 +97,19 @@ class RouterSettings(Settings):
     local_max_tokens: Annotated[int, Field(ge=0)] = Field(
         64, description="with at most this many positions to compute, a decode worker prefills by itself"
     )
-    max_body_bytes: Positive = 4 * 1024 * 1024
+    max_body_bytes: Positive = Field(4 * 1024 * 1024, description="of one request; more get 413")
     max_connections: Positive = Field(
         10_000, description="open at the same time at each of HTTP and gRPC; more are turned away"
     )
-    max_n: Positive = 16
+    max_n: Positive = Field(16, description="`n` of one request: samples of one prompt")
     max_choices: Positive = Field(256, description="choices of one request that has several prompts: prompts x n")
     prompts_at_once: Positive = Field(16, description="of one request's several prompts so many run at a time")
-    max_logprobs: Annotated[int, Field(ge=0)] = 20
+    max_logprobs: Annotated[int, Field(ge=0)] = Field(20, description="likely tokens named for each position")
     max_prompt_logprobs: Positive = Field(
         262_144, description="of one request: (prompt tokens) x (1 + the likely ones named for each) x n"
     )
-    max_stop_strings: Positive = 16
-    max_attempts: Positive = 4
+    max_stop_strings: Positive = Field(16, description="stop strings of one request")
+    max_attempts: Positive = Field(4, description="so many tries that workers fail, and the request fails")
     tool_format: Literal["hermes", "llama3_json"] | None = Field(
         None, description="how the model writes tool calls; by default its chat template shows it"
     )
@@ -130,69 +127,10 @@ class RouterSettings(Settings):
     )
 
 
-class TenantSettings(Settings):
-    """One tenant: who it is, its share, its limits. With any tenant configured every call needs a key."""
-
-    keys: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = Field(
-        (), description="sha256 of each of its API keys, in hex; `headrace key` makes one. The key itself is nowhere"
-    )
-    weight: Annotated[float, Field(gt=0, le=1000)] = Field(1.0, description="its share of the work, relative to others")
-    requests_per_minute: Positive | None = None
-    tokens_per_minute: Positive | None = Field(None, description="prompt and output tokens together")
-    concurrency: Positive | None = Field(None, description="requests served at the same time")
-    operator: bool = Field(
-        False, description="its keys may also see the whole cluster and everybody's usage, drain and scale"
-    )
-
-
-class PublicTlsSettings(Settings):
-    """TLS of the routers' doors, HTTP and gRPC, from PEM files that are read again when they change. Unset: none."""
-
-    cert_file: str | None = Field(None, description="the certificate, with those between it and its CA")
-    key_file: str | None = None
-    client_ca_file: str | None = Field(None, description="set: clients need a certificate from one of these (mTLS)")
-    ca_file: str | None = Field(
-        None, description="whom Headrace's own commands believe, for example `headrace generate`; unset: public ones"
-    )
-    server_name: str | None = Field(
-        None, description="the certificate's name, for Headrace's own commands; unset: the address they dial"
-    )
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("cert_file and key_file go together")
-        if self.cert_file is None and self.client_ca_file is not None:
-            raise ValueError("client_ca_file needs cert_file and key_file")
-        return self
-
-
-class InternalTlsSettings(Settings):
-    """Mutual TLS of the streams between routers and workers, on top of the cluster secret. Unset: none."""
-
-    cert_file: str | None = Field(None, description="of every program, for both sides; with the name `server_name`")
-    key_file: str | None = None
-    ca_file: str | None = Field(None, description="whose certificates make a member: a CA for this cluster alone")
-    server_name: str = Field("headrace", description="the name in every program's certificate")
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if len({self.cert_file is None, self.key_file is None, self.ca_file is None}) > 1:
-            raise ValueError("cert_file, key_file and ca_file go together")
-        return self
-
-
-class TlsSettings(Settings):
-    """What is encrypted (docs/security.md)."""
-
-    public: PublicTlsSettings = PublicTlsSettings()
-    internal: InternalTlsSettings = InternalTlsSettings()
-
-
 class HandoffSettings(Settings):
     """Staging and patience of the KV path."""
 
-    slots: Positive = 16
+    slots: Positive = Field(16, description="staging slots of a worker")
     slot_bytes: Annotated[int, Field(ge=256)] = Field(
         4 * 1024 * 1024, description="one staging slot; it must hold at least a block of the model"
     )
@@ -209,17 +147,28 @@ class HandoffSettings(Settings):
 class TransportSettings(Settings):
     """How KV moves between workers."""
 
-    kind: Literal["nixl", "inprocess"] = "nixl"
-    require: Literal["any", "rdma", "cuda_ipc", "shm", "tcp"] = "any"
-    devices: tuple[str, ...] = ()
-    port_range: tuple[Port, Port] | None = None
+    kind: Literal["nixl", "inprocess"] = Field("nixl", description="inprocess: all in one process (tests)")
+    require: Literal["any", "rdma", "cuda_ipc", "shm", "tcp"] = Field(
+        "any", description="workers refuse to run on anything slower, instead of falling back to TCP without a word"
+    )
+    devices: tuple[str, ...] = Field(
+        (), description="UCX devices, for example `mlx5_0:1` or `eth0`; empty: UCX chooses"
+    )
+    port_range: tuple[Port, Port] | None = Field(
+        None, description="where UCX listens, first and last; unset: anywhere (docs/security.md)"
+    )
 
 
 class TimingSettings(Settings):
-    """All patience with a program that stops is `drain_s` and some more, so that nobody is killed who still drains."""
+    """Rhythms and patience, in seconds.
 
-    heartbeat_s: PositiveSeconds = 0.5
-    emit_interval_s: PositiveSeconds = 0.005
+    All patience with a program that stops is `drain_s` and some more, so that nobody is killed who still drains.
+    """
+
+    heartbeat_s: PositiveSeconds = Field(0.5, description="a worker tells every router its status so often")
+    emit_interval_s: PositiveSeconds = Field(
+        0.005, description="a worker sends a router one message of tokens so often"
+    )
     suspect_s: PositiveSeconds = Field(3.0, description="silence after which a worker gets no new work")
     resume_s: PositiveSeconds = Field(
         5.0,
@@ -253,7 +202,9 @@ class TimingSettings(Settings):
 class StoreSettings(Settings):
     """Shared state: in-process unless a Redis URL is given."""
 
-    redis_url: str | None = None
+    redis_url: str | None = Field(
+        None, description="`redis://:password@host:6379`, `rediss://` for TLS; unset: no Redis"
+    )
     fail_closed: bool = Field(
         False,
         description="while Redis is away: true refuses tenants with limits; false: each router counts for itself",
@@ -296,20 +247,24 @@ class UsageSettings(Settings):
 class RaySettings(Settings):
     """`address` unset starts a local Ray of our own."""
 
-    address: str | None = None
-    num_cpus: Positive = 4
+    address: str | None = Field(None, description="host:port of a Ray that runs already; unset: our own")
+    num_cpus: Positive = Field(4, description="of our own Ray: places that actors ask for, no limit of what they use")
     redis_url: str | None = Field(None, description="where our own Ray's GCS keeps its tables, to survive its death")
 
 
 class FaultSettings(Settings):
     """One fault point (cluster/core/faults.py says what each does). Exactly one of `nth` and `probability`."""
 
-    point: str
-    program: Annotated[str, Field(pattern=r"^(\*|(prefill|decode)-(\*|[0-9]+))$")] = "*"
-    seconds: Annotated[float, Field(ge=0, le=3600)] | None = None
-    nth: Positive | None = None
-    probability: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: int = 0
+    point: str = Field(description="which one")
+    program: Annotated[str, Field(pattern=r"^(\*|(prefill|decode)-(\*|[0-9]+))$")] = Field(
+        "*", description="where: `decode-0`, `prefill-*`, or `*` for all workers"
+    )
+    seconds: Annotated[float, Field(ge=0, le=3600)] | None = Field(None, description="how long, for points that last")
+    nth: Positive | None = Field(None, description="at this occurrence, once in a life of the program")
+    probability: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="at each occurrence, with this chance"
+    )
+    seed: int = Field(0, description="of that chance")
 
     @field_validator("point")
     @classmethod
@@ -333,7 +288,9 @@ class FaultSettings(Settings):
 class ClusterConfig(Settings):
     """One cluster: one base model, two pools, routers."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")] = "headrace"
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")] = Field(
+        "headrace", description="the cluster's: `headrace status --name`, its run directory, its keys in Redis"
+    )
     model: str = Field("smollm2-135m", description="a known name, a Hugging Face folder, a hub id, or `tracer`")
     served_name: str | None = Field(None, description="the model's name in the API; defaults to the model's own")
     host: str = Field("127.0.0.1", description="interface that workers bind and advertise")
@@ -353,9 +310,13 @@ class ClusterConfig(Settings):
     tenants_file: str | None = Field(
         None, description="a YAML file with further tenants, read again when it changes; with it every call needs a key"
     )
+    tenants_redis_url: str | None = Field(
+        None,
+        description="a Redis with further tenants (`headrace key --redis`), read every second; calls need keys",
+    )
     ray: RaySettings = RaySettings()
     faults: tuple[FaultSettings, ...] = Field((), description="what goes wrong on purpose (tests)")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of every program's log")
 
     def pool(self, role: Literal["prefill", "decode"]) -> PoolSettings:
         return self.pools.prefill if role == "prefill" else self.pools.decode

@@ -116,10 +116,10 @@ def test_the_engine_does_not_negotiate() -> None:
 def test_servers_know_neither_the_store_nor_the_controller(package: str) -> None:
     """What stores and reconciles counts can be away without a stream noticing: there is nothing to ask (FAULTS F05).
 
-    A router asks Redis for limits of tenants, through one file, and goes on without it (tests/contract/test_quotas.py).
+    A router asks Redis for tenants and their limits, through one file, and goes on without it (tests/contract/).
     """
     shared = ("cluster.store", "cluster.redis_store", "cluster.controller", "cluster.reconcile")
-    by_module = {source.module: source for source in product() if source.module != "router.shared_books"}
+    by_module = {source.module: source for source in product() if source.module != "router.shared_store"}
     todo, seen = [source.module for source in product() if top(source.module) == package], set[str]()
     while todo:
         source = by_module.get(todo.pop())

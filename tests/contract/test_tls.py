@@ -14,8 +14,13 @@ import pytest
 import uvicorn
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cluster.cli.start import wait_until_served
+from cluster.controller import ClusterStatus
+from cluster.core.access import PublicTlsSettings
 from cluster.credentials import Credentials
+from cluster.pipe import Ready
 from cluster.rpc import channel, make_server
+from cluster.supervisor import ProgramStatus
 from cluster.tls import CertificateFiles, NamedTls, web_context
 from tests.certificates import Authority, Files, files
 
@@ -147,3 +152,25 @@ async def test_https_with_certificates_of_clients(tmp_path: Path, ours: Authorit
         files(made.folder, ours, "127.0.0.1", believed=theirs.pem)
         assert await meets(port, ours.pem, unknown) is not None, "the CA changes too"
         assert await meets(port, ours.pem, known) is None
+
+
+async def test_who_starts_a_cluster_is_told_at_once_that_its_certificate_is_not_believed(
+    tmp_path: Path, ours: Authority, theirs: Authority
+) -> None:
+    """And does not wait for what trying again cannot change."""
+    made = files(tmp_path / "web", ours, "127.0.0.1")
+    other = files(tmp_path / "other", theirs, "127.0.0.1")
+    patience_s = 3600.0
+    async with website(CertificateFiles(made.cert, made.key, None)) as port:
+        ready = Ready(name="router-0", role="router", address="", epoch=1, http=f"https://127.0.0.1:{port}")
+        router = ProgramStatus("router-0", "router", 1, 1, "ready", ready, 7)
+        status = ClusterStatus(1, {"decode": 1, "router": 1}, (router,), ())
+        for ca_file, name, words in (
+            (made.ca, None, None),
+            (other.ca, None, "unable to get local issuer certificate"),
+            (made.ca, "elsewhere", "elsewhere"),
+        ):
+            tls = PublicTlsSettings(ca_file=ca_file, server_name=name)
+            told = await asyncio.to_thread(wait_until_served, status, patience_s, tls)
+            assert (words is None) == (told == {})
+            assert words is None or words in told["router-0"]

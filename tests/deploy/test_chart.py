@@ -18,6 +18,7 @@ from tests.deploy.chart import (
     NAMES,
     ROOT,
     Object,
+    Rendered,
     golden_text,
     objects_in,
     render,
@@ -271,6 +272,39 @@ def test_alert_rules_come_with_the_chart_where_they_are_wanted() -> None:
     (rules,) = (each for each in objects_in(render(values)) if each["kind"] == "PrometheusRule")
     validate(rules)
     assert rules["spec"] == yaml.safe_load((ROOT / "deploy/prometheus/alerts.yaml").read_text())
+
+
+def test_routers_of_one_pod_share_ports_and_probes_ask_there() -> None:
+    values = {"router": {"sharePorts": True}, "pools": {"router": {"programsPerPod": 2, "replicas": 4}}}
+    files = render(values)
+    rendered = Rendered(files, objects_in(files))
+    router = parse_config(rendered.config).router
+    assert (router.share_ports, router.admin_port, router.http_port) == (True, 0, 8000)
+    container = rendered.container("router")
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["port"] == "http"
+        assert variant("minimal").container("router")[probe]["httpGet"]["port"] == "admin"
+    assert [port["name"] for port in container["ports"]] == ["raylet", "http", "grpc"]
+    assert "--places=2" in container["command"]
+
+
+def test_tenants_redis_is_for_routers_and_for_headrace_key_on_the_head() -> None:
+    """By a Secret of its own: whoever writes to the Redis with Ray's tables can run code."""
+    rendered = variant("tls-inside")
+    wanted = {
+        "head": ["tenants_redis_url"],
+        "router": ["tenants_redis_url", "store.redis_url"],
+        "prefill": [],
+        "decode": [],
+    }
+    for group in GROUPS:
+        container = rendered.container(group)
+        settings = [word.partition("=") for word in container["command"] if word.endswith("TENANTS_REDIS_URL)")]
+        assert [key for key, _, _ in settings] == wanted[group]
+        given = {each["name"]: each for each in container["env"]}.get("HEADRACE_TENANTS_REDIS_URL")
+        assert (given is None) == (not settings)
+        if given is not None:
+            assert given["valueFrom"]["secretKeyRef"] == {"name": "headrace-tenants-redis", "key": "url"}
 
 
 def test_notes_say_how_to_ask_and_how_to_scale() -> None:

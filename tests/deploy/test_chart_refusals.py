@@ -61,6 +61,14 @@ REFUSED = {
     "config: {tls: {}}": "config.tls: the chart sets it",
     "config: {router: {admin_host: 0.0.0.0}}": "config.router.admin_host: the chart sets it",
     "config: {tenants_file: a}": "config.tenants_file: the chart sets it",
+    "config: {tenants_redis_url: 'redis://:pa55@a'}": "config.tenants_redis_url: the chart sets it",
+    "config: {router: {share_ports: true}}": "config.router.share_ports: the chart sets it",
+    "pools: {router: {programsPerPod: 2}}": "pools.router.programsPerPod: more than one router in a pod needs",
+    "router: {sharePorts: maybe}": "/router/sharePorts",
+    "tenants: {redis: {url: 'redis://:pa55@a'}}": "url",
+    "{router: {sharePorts: true}, serviceMonitor: {enabled: true}, networkPolicy: {enabled: false}}": (
+        "serviceMonitor.enabled: not possible with router.sharePorts"
+    ),
     "serviceMonitor: {enabled: true}": "networkPolicy.monitoring: say where Prometheus is",
     "{serviceMonitor: {enabled: true}, networkPolicy: {enabled: false}, tenants: {existingSecret: a}}": (
         "serviceMonitor.keySecret: with tenants"

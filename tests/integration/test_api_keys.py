@@ -18,8 +18,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from starlette.routing import Route
 
 from cluster.cli.keys import digest_of, new_key
+from cluster.core.access import TenantSettings
 from cluster.core.clock import SystemClock
-from cluster.core.config import TenantSettings
 from cluster.rpc import PublicDoor, make_server, service
 from cluster.stubs import inference_pb2 as pb
 from cluster.stubs.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server

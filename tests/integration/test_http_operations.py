@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.explain import find, show
-from cluster.cli.start import wait_until_served
+from cluster.cli.start import _LATE, wait_until_served
 from cluster.controller import ClusterStatus
 from cluster.core.clock import SystemClock
 from cluster.core.errors import HeadraceError
@@ -61,14 +61,14 @@ async def test_who_starts_a_cluster_is_told_when_requests_are_taken() -> None:
         router = ProgramStatus("router-0", "router", 1, 1, "ready", told, 7)
         nobody = Ready(name="router-0", role="router", address="", epoch=1, http="http://127.0.0.1:9")
         status = ClusterStatus(1, {"decode": 1, "router": 1}, (router,), ())
-        assert await asyncio.to_thread(wait_until_served, status, 0.3) == ["router-0"]
+        assert await asyncio.to_thread(wait_until_served, status, 0.3) == {"router-0": _LATE}
         waiting = asyncio.create_task(asyncio.to_thread(wait_until_served, status, 30.0))
         dispatcher.available = True
-        assert await waiting == []
+        assert await waiting == {}
         gone = replace(status, programs=(replace(router, ready=nobody),))
-        assert await asyncio.to_thread(wait_until_served, gone, 0.3) == ["router-0"]
+        assert await asyncio.to_thread(wait_until_served, gone, 0.3) == {"router-0": _LATE}
         without_decode = replace(gone, desired={"decode": 0, "router": 1})
-        assert await asyncio.to_thread(wait_until_served, without_decode, 30.0) == [], "there is nothing to wait for"
+        assert await asyncio.to_thread(wait_until_served, without_decode, 30.0) == {}, "there is nothing to wait for"
 
 
 async def test_a_draining_door_sends_new_requests_elsewhere_and_lets_streams_end() -> None:

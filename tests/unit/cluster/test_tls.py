@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config import load_config
-from cluster.core.config import InternalTlsSettings, PublicTlsSettings
+from cluster.core.access import InternalTlsSettings, PublicTlsSettings
 from cluster.core.errors import ConfigError
 from cluster.tls import CertificateFiles, named_tls, public_files
 from tests.certificates import Authority, Files, files

@@ -93,7 +93,7 @@ supervisor's 10 s, and 20 s for the preStop command to start and for endpoints t
 {{- fail (printf "pools.%s.replicas: %d programs do not fit between minReplicas %d and maxReplicas %d" $role ($pool.replicas | int) ($pool.minReplicas | int) ($pool.maxReplicas | int)) -}}
 {{- end -}}
 {{- end -}}
-{{- range $key := list "name" "model" "served_name" "host" "secret_file" "tenants_file" "tls" "ray" "store" "transport" -}}
+{{- range $key := list "name" "model" "served_name" "host" "secret_file" "tenants_file" "tenants_redis_url" "tls" "ray" "store" "transport" -}}
 {{- if hasKey $.Values.config $key -}}
 {{- fail (printf "config.%s: the chart sets it from its own values; see values.yaml" $key) -}}
 {{- end -}}
@@ -106,10 +106,16 @@ supervisor's 10 s, and 20 s for the preStop command to start and for endpoints t
 {{- fail (printf "config.pools.%s.replicas: say pools.%s.replicas" $role $role) -}}
 {{- end -}}
 {{- end -}}
-{{- range $key := list "replicas" "host" "http_port" "grpc_port" "admin_host" "admin_port" -}}
+{{- range $key := list "replicas" "host" "http_port" "grpc_port" "admin_host" "admin_port" "share_ports" -}}
 {{- if hasKey (dig "router" (dict) $.Values.config) $key -}}
-{{- fail (printf "config.router.%s: the chart sets it: pools.router.replicas, routerHost, ports" $key) -}}
+{{- fail (printf "config.router.%s: the chart sets it: pools.router.replicas, routerHost, router.sharePorts, ports" $key) -}}
 {{- end -}}
+{{- end -}}
+{{- if and (gt (.Values.pools.router.programsPerPod | int) 1) (not .Values.router.sharePorts) -}}
+{{- fail "pools.router.programsPerPod: more than one router in a pod needs router.sharePorts" -}}
+{{- end -}}
+{{- if and .Values.serviceMonitor.enabled .Values.router.sharePorts -}}
+{{- fail "serviceMonitor.enabled: not possible with router.sharePorts, where numbers have no port that is known" -}}
 {{- end -}}
 {{- if and .Values.gcsFaultTolerance.enabled (eq .Values.redis.mode "none") -}}
 {{- fail "gcsFaultTolerance.enabled: needs redis.mode bundled or external" -}}
@@ -127,7 +133,7 @@ supervisor's 10 s, and 20 s for the preStop command to start and for endpoints t
 {{- if and .Values.serviceMonitor.enabled .Values.networkPolicy.enabled (not .Values.networkPolicy.monitoring) -}}
 {{- fail "networkPolicy.monitoring: say where Prometheus is, or it cannot reach the routers' numbers" -}}
 {{- end -}}
-{{- if and .Values.serviceMonitor.enabled .Values.tenants.existingSecret (not .Values.serviceMonitor.keySecret.name) -}}
+{{- if and .Values.serviceMonitor.enabled (or .Values.tenants.existingSecret .Values.tenants.redis.existingSecret) (not .Values.serviceMonitor.keySecret.name) -}}
 {{- fail "serviceMonitor.keySecret: with tenants, Prometheus needs an operator's API key" -}}
 {{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.host) -}}{{- fail "ingress.host: needed with ingress.enabled" -}}{{- end -}}
@@ -151,7 +157,7 @@ supervisor's 10 s, and 20 s for the preStop command to start and for endpoints t
   "secret_file" "/etc/headrace/secret/cluster-secret"
   "timing" (dict "drain_s" .Values.drainSeconds)
   "pools" (dict "prefill" (dict "replicas" .Values.pools.prefill.replicas) "decode" (dict "replicas" .Values.pools.decode.replicas))
-  "router" (dict "replicas" .Values.pools.router.replicas "host" .Values.routerHost "http_port" .Values.ports.http "grpc_port" .Values.ports.grpc "admin_port" .Values.ports.admin)
+  "router" (dict "replicas" .Values.pools.router.replicas "host" .Values.routerHost "http_port" .Values.ports.http "grpc_port" .Values.ports.grpc "admin_port" (ternary 0 (.Values.ports.admin | int) .Values.router.sharePorts) "share_ports" .Values.router.sharePorts)
   "transport" (dict "kind" "nixl" "require" .Values.transport.require "devices" .Values.transport.devices "port_range" .Values.transport.portRange)
   "ray" (dict "address" (printf "%s-head-svc.%s.svc:%d" (include "headrace.fullname" .) .Release.Namespace (.Values.ports.gcs | int)))
 -}}

@@ -21,6 +21,14 @@
 - --set
 - store.redis_url=$(HEADRACE_REDIS_URL)
 {{- end }}
+{{- if and (has .group (list "head" "router")) $v.tenants.redis.existingSecret }}
+- --set
+- tenants_redis_url=$(HEADRACE_TENANTS_REDIS_URL)
+{{- if eq .group "router" }}
+- --set
+- store.redis_url=$(HEADRACE_TENANTS_REDIS_URL)
+{{- end }}
+{{- end }}
 - --
 - --node-manager-port={{ $v.ports.nodeManager }}
 - --object-manager-port={{ $v.ports.objectManager }}
@@ -60,6 +68,13 @@
   valueFrom:
     secretKeyRef:
       name: {{ include "headrace.redisSecret" .root }}
+      key: url
+{{- end }}
+{{- if and (has .group (list "head" "router")) $v.tenants.redis.existingSecret }}
+- name: HEADRACE_TENANTS_REDIS_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ $v.tenants.redis.existingSecret }}
       key: url
 {{- end }}
 {{- if $v.gcsFaultTolerance.enabled }}
@@ -222,6 +237,7 @@ only when Ray on it, or a router for minutes, does not answer. Ready is a pod wh
 */}}
 {{- define "headrace.probes" -}}
 {{- $v := .root.Values -}}
+{{- $door := ternary "http" "admin" $v.router.sharePorts -}}
 {{- $scheme := ternary ", scheme: HTTPS" "" (ne $v.tls.public.existingSecret "") -}}
 {{- if eq .group "head" }}
 startupProbe:
@@ -238,16 +254,16 @@ readinessProbe:
   periodSeconds: 5
 {{- else if eq .group "router" }}
 startupProbe:
-  httpGet: {path: /live, port: admin{{ $scheme }}}
+  httpGet: {path: /live, port: {{ $door }}{{ $scheme }}}
   periodSeconds: 5
   failureThreshold: 120
 livenessProbe:
-  httpGet: {path: /live, port: admin{{ $scheme }}}
+  httpGet: {path: /live, port: {{ $door }}{{ $scheme }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 30
 readinessProbe:
-  httpGet: {path: /ready, port: admin{{ $scheme }}}
+  httpGet: {path: /ready, port: {{ $door }}{{ $scheme }}}
   periodSeconds: 2
   timeoutSeconds: 2
   failureThreshold: 2
@@ -373,7 +389,9 @@ spec:
         {{- if eq .group "router" }}
         - {name: http, containerPort: {{ $v.ports.http }}}
         - {name: grpc, containerPort: {{ $v.ports.grpc }}}
+        {{- if not $v.router.sharePorts }}
         - {name: admin, containerPort: {{ $v.ports.admin }}}
+        {{- end }}
         {{- end }}
       {{- include "headrace.probes" . | trim | nindent 6 }}
       {{- if ne .group "head" }}

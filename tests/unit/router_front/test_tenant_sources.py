@@ -8,13 +8,13 @@ import pytest
 import yaml
 
 from cluster.cli.keys import digest_of, new_key
-from cluster.config import load_config
+from cluster.config import dump_config, load_config, with_tenants_from_environment
 from cluster.core.config import RouterSettings, TimingSettings
 from cluster.core.errors import ConfigError, Unauthenticated
 from router.dispatcher import DispatcherCore
 from router.fairness import Counters
+from router.tenant_sources import TenantSources
 from router.tenants import Tenants
-from router.tenants_file import TenantsFile
 
 ONE, OTHER, THIRD = new_key(), new_key(), new_key()
 
@@ -33,9 +33,9 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def opened(path: Path) -> TenantsFile:
+def opened(path: Path) -> TenantSources:
     settings = [f"tenants_file={path}", f"tenants.fixed.keys=[{digest_of(THIRD)}]"]
-    return TenantsFile(load_config(None, settings), "the secret")
+    return TenantSources(load_config(None, settings), "the secret")
 
 
 def who(tenants: Tenants, key: str) -> str | None:
@@ -80,10 +80,10 @@ def test_weights_are_those_of_now(path: Path) -> None:
 
 def test_a_file_without_a_tenant_opens_nothing(path: Path) -> None:
     written(path, {})
-    tenants = TenantsFile(load_config(None, [f"tenants_file={path}"]), "the secret").tenants
+    tenants = TenantSources(load_config(None, [f"tenants_file={path}"]), "the secret").tenants
     assert tenants.configured
     assert who(tenants, ONE) is None
-    assert not TenantsFile(load_config(), "the secret").tenants.configured
+    assert not TenantSources(load_config(), "the secret").tenants.configured
 
 
 @pytest.mark.parametrize(
@@ -126,3 +126,30 @@ def test_the_queue_goes_by_the_weights_of_now(path: Path) -> None:
     written(path, {"acme": {"weight": 5.0}})
     file.look()
     assert core._books.queue._lanes._counters.weight("acme") == 5.0
+
+
+def test_tenants_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A secret of Kubernetes or systemd that is a variable; the programs' own file then holds its digests."""
+    monkeypatch.setenv("HEADRACE_TENANTS", f"acme: {{keys: [{digest_of(ONE)}], weight: 2}}")
+    config = with_tenants_from_environment(load_config(None, [f"tenants.fixed.keys=[{digest_of(THIRD)}]"]))
+    assert [who(TenantSources(config, "the secret").tenants, key) for key in (ONE, THIRD)] == ["acme", "fixed"]
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "config.yaml") == config, "a program has both, and tenants once"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("acme: {kees: []}", "kees"),
+        ("fixed: {}", "fixed"),
+        (f"acme: {{keys: [{ONE}]}}", "keys"),
+        ("acme: {keys: [", "YAML"),
+    ],
+)
+def test_an_environment_that_cannot_be_used_is_named_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    monkeypatch.setenv("HEADRACE_TENANTS", text)
+    with pytest.raises(ConfigError, match=f"HEADRACE_TENANTS.*{words}") as refused:
+        with_tenants_from_environment(load_config(None, [f"tenants.fixed.keys=[{digest_of(THIRD)}]"]))
+    assert ONE not in str(refused.value)
