@@ -24,17 +24,10 @@ import triton.language as tl
 
 from engine.layout import KVLayout
 
-MIN_SPAN = 256  # positions: enough programs for one sequence of 4k on a large GPU, few enough results to merge
-MAX_SPANS = 64
 _SMALLEST_DOT = 16  # rows, columns and depth that tensor cores take at least
 _UNLIMITED = 1 << 30
 INTERPRETED: bool = triton.knobs.runtime.interpret
 WIDENED = tl.constexpr(INTERPRETED)  # the interpreter multiplies bfloat16 as if it were whole numbers (Triton 3.7)
-
-
-def span_of(length: int) -> int:
-    """Positions that one program of decode reads of a sequence of `length`: a multiple of MIN_SPAN."""
-    return MIN_SPAN * max(1, -(-length // (MIN_SPAN * MAX_SPANS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +63,16 @@ class RowsIndex:
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """`queries` and `positions` of a tile. Small tiles are for tests: they meet every edge with few tokens."""
+    """`queries` and `positions` of a tile; decode reads spans of `span` positions, longer ones above `spans` of them.
+
+    256 positions a span: enough programs for one sequence of 4k on a large GPU, few enough results to merge. Small
+    values are for tests: they meet every edge with few tokens.
+    """
 
     queries: int
     positions: int
+    span: int = 256
+    spans: int = 64
 
 
 def tile_shape(layout: KVLayout) -> TileShape:
@@ -219,7 +218,7 @@ def decode_attention(
     `longest`: their greatest length, the query's own position included. Source: Dao et al. 2023, "Flash-Decoding".
     """
     layout, heads, count = pool.layout, q_TAD.shape[1], len(which)
-    spans = -(-longest // span_of(longest))
+    spans = min(tile.spans, -(-longest // tile.span))  # no shorter row has more
     values = q_TAD.new_empty((count, heads, spans, layout.head_dim), dtype=torch.float32)
     tops, sums = q_TAD.new_empty((2, count, heads, spans), dtype=torch.float32)
     group = heads // layout.kv_heads
@@ -228,12 +227,12 @@ def decode_attention(
     _decode[count, layout.kv_heads, spans](
         values, tops, sums, q_TAD, pool.elements[pool.layer_offset(layer) :], which, rows.first_tokens_R, rows.starts_R,
         rows.tables_RB, rows.tables_RB.stride(0), spans, limit, pool.block_stride, pool.head_stride,
-        _scale(layout.head_dim), MIN=MIN_SPAN, MAX=MAX_SPANS, A=heads, G=group, PAGE=layout.block_size, D=layout.head_dim,
-        M=max(_SMALLEST_DOT, triton.next_power_of_2(group)), N=tile.positions, BLOCK_D=block_d,
+        _scale(layout.head_dim), MIN=tile.span, MAX=tile.spans, A=heads, G=group, PAGE=layout.block_size,
+        D=layout.head_dim, M=max(_SMALLEST_DOT, triton.next_power_of_2(group)), N=tile.positions, BLOCK_D=block_d,
     )  # fmt: skip
     _merge[count, heads](
         out_TAD, values, tops, sums, which, rows.first_tokens_R, rows.starts_R, spans, limit,
-        MIN=MIN_SPAN, MAX=MAX_SPANS, A=heads, D=layout.head_dim, BLOCK_D=block_d,
+        MIN=tile.span, MAX=tile.spans, A=heads, D=layout.head_dim, BLOCK_D=block_d,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from engine.gpu.kernels.attention import PoolView
 
+_VECTORS = 8  # of one program: 8 kB of float32 at a head_dim of 256
 
 @triton.jit
 def _add_norm(out, x, delta, weight, eps, ADDS: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr):
@@ -28,34 +29,38 @@ def _add_norm(out, x, delta, weight, eps, ADDS: tl.constexpr, E: tl.constexpr, B
 
 @triton.jit
 def _heads(q, pool, qkv, norm, cos, sin, slots, eps, block_stride, head_stride, NORMS: tl.constexpr,
-           A: tl.constexpr, K: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """One vector of one token: a query goes to `q`, K and V into the pool; no slot (-1), no write."""
-    token, vector = tl.program_id(0).to(tl.int64), tl.program_id(1)
+           A: tl.constexpr, K: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
+           BLOCK_D: tl.constexpr):  # fmt: skip
+    """V vectors of one token: a query goes to `q`, K and V into the pool; no slot (-1), no write."""
+    token = tl.program_id(0).to(tl.int64)
+    vector = tl.program_id(1) * V + tl.arange(0, V)
     d = tl.arange(0, BLOCK_D)
-    real = d < D
-    source = qkv + (token * (A + 2 * K) + vector) * D
-    x_D = tl.load(source + d, mask=real, other=0.0)
-    dtype = x_D.dtype
+    real_VD = (vector < A + 2 * K)[:, None] & (d < D)[None, :]
+    source_V = qkv + (token * (A + 2 * K) + vector) * D
+    swapped = (d + D // 2) % D
+    plain_VD = tl.load(source_V[:, None] + d[None, :], mask=real_VD, other=0.0)
+    dtype: tl.constexpr = plain_VD.dtype
+    own_VD = plain_VD.to(tl.float32)
+    other_VD = tl.load(source_V[:, None] + swapped[None, :], mask=real_VD, other=0.0).to(tl.float32)
+    if NORMS:
+        scale_V = tl.rsqrt(tl.sum(own_VD * own_VD, 1) / D + eps)[:, None]
+        weight_V = norm + vector * D
+        normed_VD = (vector < A + K)[:, None] & real_VD
+        own_VD = _weighted(own_VD * scale_V, weight_V[:, None] + d[None, :], normed_VD, dtype)
+        other_VD = _weighted(other_VD * scale_V, weight_V[:, None] + swapped[None, :], normed_VD, dtype)
+    cos_D = tl.load(cos + token * D + d, mask=d < D, other=0.0)
+    sin_D = tl.load(sin + token * D + d, mask=d < D, other=0.0)  # the first half is negated already
+    rotated_VD = (own_VD * cos_D[None, :] + other_VD * sin_D[None, :]).to(dtype)
+    is_query = vector < A
+    tl.store(q + ((token * A + vector) * D)[:, None] + d[None, :], rotated_VD, mask=is_query[:, None] & real_VD)
     slot = tl.load(slots + token)
-    if vector < A + K:
-        swapped = (d + D // 2) % D
-        own_D = x_D.to(tl.float32)
-        other_D = tl.load(source + swapped, mask=real, other=0.0).to(tl.float32)
-        if NORMS:
-            scale = tl.rsqrt(tl.sum(own_D * own_D, 0) / D + eps)
-            own_D = _weighted(own_D * scale, norm + vector * D + d, real, dtype)
-            other_D = _weighted(other_D * scale, norm + vector * D + swapped, real, dtype)
-        cos_D = tl.load(cos + token * D + d, mask=real, other=0.0)
-        sin_D = tl.load(sin + token * D + d, mask=real, other=0.0)  # the first half is negated already
-        rotated_D = (own_D * cos_D + other_D * sin_D).to(dtype)
-        if vector < A:
-            tl.store(q + (token * A + vector) * D + d, rotated_D, mask=real)
-        elif slot >= 0:
-            place = slot // PAGE * block_stride + (vector - A) * head_stride + slot % PAGE * D
-            tl.store(pool + place + d, rotated_D, mask=real)
-    elif slot >= 0:
-        place = slot // PAGE * block_stride + (vector - A - K) * head_stride + (PAGE + slot % PAGE) * D
-        tl.store(pool + place + d, x_D, mask=real)
+    is_value = vector >= A + K
+    head = tl.where(is_value, vector - A - K, vector - A)
+    page_place = tl.where(is_value, PAGE, 0) + slot % PAGE
+    place_V = slot // PAGE * block_stride + head * head_stride + page_place * D
+    written_VD = (~is_query & (slot >= 0))[:, None] & real_VD
+    kept_VD = tl.where(is_value[:, None], plain_VD, rotated_VD)
+    tl.store(pool + place_V[:, None] + d[None, :], kept_VD, mask=written_VD)
 
 
 @triton.jit
@@ -96,11 +101,12 @@ def rotate_and_write(
     tokens, vectors, head_dim = qkv_TND.shape
     layout = pool.layout
     heads = vectors - 2 * layout.kv_heads
+    together = min(_VECTORS, triton.next_power_of_2(vectors))
     q_TAD = qkv_TND.new_empty((tokens, heads, head_dim))
     norm = qkv_TND if qk_norm is None else qk_norm
-    _heads[tokens, vectors](
+    _heads[tokens, -(-vectors // together)](
         q_TAD, pool.elements[pool.layer_offset(layer) :], qkv_TND, norm, *angles, slots_T, eps, pool.block_stride,
         pool.head_stride, NORMS=qk_norm is not None, A=heads, K=layout.kv_heads, PAGE=layout.block_size, D=head_dim,
-        BLOCK_D=triton.next_power_of_2(head_dim), num_warps=1,
+        V=together, BLOCK_D=triton.next_power_of_2(head_dim),
     )  # fmt: skip
     return q_TAD
