@@ -96,26 +96,19 @@ def plan(rows: Sequence[ForwardRow], block_size: int, tile: TileShape, device: t
     decodes = np.flatnonzero(counts == 1)
     tiles = [(row, first) for row in np.flatnonzero(counts > 1) for first in range(0, counts[row], tile.queries)]
     tile_rows, tile_firsts = np.array(tiles, dtype=np.int64).reshape(-1, 2).T
-    parts = _upload(
-        [
-            np.array([token for row in rows for token in row.tokens], dtype=np.int64),
-            positions,
-            np.where(writes, blocks * block_size + positions % block_size, -1),
-            (firsts + counts - 1)[[row.logits for row in rows]],
-            decodes,
-            tile_rows,
-            tile_firsts,
-            firsts,
-            starts,
-            counts,
-            tables_RB,
-        ],
-        device,
-    )
+    tokens = np.array([token for row in rows for token in row.tokens], dtype=np.int64)
+    slots = np.where(writes, blocks * block_size + positions % block_size, -1)
+    last_tokens = (firsts + counts - 1)[[row.logits for row in rows]]
+    rows_index = (firsts, starts, counts, tables_RB)
+    sent = _upload([tokens, positions, slots, last_tokens, decodes, tile_rows, tile_firsts, *rows_index], device)
     return StepIndex(
-        *parts[:5],
-        tiles=(parts[5], parts[6]),
-        rows=RowsIndex(parts[7], parts[8], parts[9], parts[10].view(tables_RB.shape)),
+        token_ids_T=sent[0],
+        positions_T=sent[1],
+        slots_T=sent[2],
+        last_tokens_L=sent[3],
+        decodes=sent[4],
+        tiles=(sent[5], sent[6]),
+        rows=RowsIndex(sent[7], sent[8], sent[9], sent[10].view(tables_RB.shape)),
         longest=int(starts[decodes].max(initial=-1)) + 1,
     )
 

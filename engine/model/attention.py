@@ -41,7 +41,7 @@ class PagedKV:
         """`pool`: uint8 [num_blocks, block_bytes], contiguous. Raises ModelError when it is not that."""
         contiguous = pool.flags.c_contiguous if isinstance(pool, np.ndarray) else pool.is_contiguous()
         if pool.ndim != 2 or pool.shape[1] != layout.block_bytes or not contiguous:
-            raise ModelError(f"pool of shape {tuple(pool.shape)} is not contiguous blocks of {layout.block_bytes} bytes")
+            raise ModelError(f"pool of shape {[*pool.shape]} is not contiguous blocks of {layout.block_bytes} bytes")
         self.layout = layout
         self.num_blocks = pool.shape[0]
         flat = (torch.from_numpy(pool) if isinstance(pool, np.ndarray) else pool).view(-1)

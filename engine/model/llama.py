@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from cluster.core.errors import ModelError
+from cluster.core.errors import IntegrityError
 from engine.layout import KVLayout
 from engine.model.attention import PoolBytes
 from engine.model.base import ForwardRow, OnLogits, check_tokens, ignore_logits, scored_pieces
@@ -79,11 +79,18 @@ class LlamaModel:
     def run(self, rows: list[ForwardRow], on_logits: OnLogits = ignore_logits) -> NDArray[np.float32]:
         """One forward for all rows. Returns logits float32 [L, V] of the rows with `logits`, in row order.
 
-        Raises ModelError for a row that cannot be run; nothing has been written then.
+        Raises ModelError for a row that cannot be run; nothing has been written then. IntegrityError: the GPU is gone,
+        which is no row's fault and ends the process.
         """
         if not rows:
             return np.empty((0, self.vocab_size), dtype=np.float32)
         check_tokens(rows, self.vocab_size, self.max_context)
+        try:
+            return self._run(rows, on_logits)
+        except torch.AcceleratorError as error:  # whatever is asked of this process's GPU from now on fails like this
+            raise IntegrityError(f"{self.device} failed: {error}") from error
+
+    def _run(self, rows: list[ForwardRow], on_logits: OnLogits) -> NDArray[np.float32]:
         forward = self._operators.start(rows)
         # The residual stream stays in float32 whatever the weights are: rounding it thirty times over is most of what
         # a 16-bit forward loses, and at [T, E] it costs next to nothing.

@@ -1,7 +1,8 @@
 """What a forward does between its products, behind one interface, and the plain torch that says what is right.
 
 `Operators` belongs to a model, `Forward` to one step of it. Everything is where the model's device is.
-Shapes: T tokens of the step, L rows that want logits, E hidden size, A query heads, K kv heads, N = A + 2 K, D head_dim.
+Shapes: T tokens of the step, L rows that want logits, E hidden size, A query heads, K kv heads, N = A + 2 K, D
+head_dim.
 """
 
 from collections.abc import Sequence

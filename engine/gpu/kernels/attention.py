@@ -128,9 +128,10 @@ def _scan(q_MD, seen_by_M, pool, table, first, end, window, block_stride, scale,
 
 @triton.jit(do_not_specialize=["table_stride", "spans"])
 def _decode(values, tops, sums, q, pool, rows, first_tokens, starts, tables, table_stride, spans,
-            window, block_stride, head_stride, scale, MIN: tl.constexpr, MAX: tl.constexpr, A: tl.constexpr, G: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
-            M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """One row, one kv head, one span. `values` [rows, A, SPANS, D], `tops` and `sums` [rows, A, SPANS]."""
+            window, block_stride, head_stride, scale, MIN: tl.constexpr, MAX: tl.constexpr, A: tl.constexpr,
+            G: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+            BLOCK_D: tl.constexpr):  # fmt: skip
+    """One row, one kv head, one span. `values` [rows, A, spans, D], `tops` and `sums` [rows, A, spans]."""
     place, head, span = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     row = tl.load(rows + place)
     position = tl.load(starts + row).to(tl.int32)
@@ -198,6 +199,7 @@ def _prefill(out, q, pool, tile_rows, tile_firsts, first_tokens, starts, counts,
     value_MD, _, sum_M = _scan(q_MD, start + query_M, pool + (head // G).to(tl.int64) * head_stride,
                                tables + row * table_stride, first, end, window, block_stride, scale,
                                PAGE, D, M, N, BLOCK_D)  # fmt: skip
+    sum_M = tl.where(query_M < count, sum_M, 1.0)  # queries that are none may have seen nothing
     tl.store(out + place_MD, (value_MD / sum_M[:, None]).to(out.dtype.element_ty), mask=real_MD)
 
 

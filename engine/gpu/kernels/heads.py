@@ -11,6 +11,7 @@ from engine.gpu.kernels.attention import PoolView
 
 _VECTORS = 8  # of one program: 8 kB of float32 at a head_dim of 256
 
+
 @triton.jit
 def _add_norm(out, x, delta, weight, eps, ADDS: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr):
     """One token."""

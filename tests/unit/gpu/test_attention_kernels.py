@@ -58,12 +58,13 @@ def test_blocks_beyond_two_to_the_thirty_one_elements(dtype: str) -> None:
     """A pool larger than memory: only the pages that are touched exist."""
     layout = KVLayout(layers=2, kv_heads=2, head_dim=64, block_size=16, dtype=dtype)
     blocks = 2**31 // (layout.block_bytes // layout.item_bytes) + 40
-    memory = mmap.mmap(-1, blocks * layout.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, blocks * layout.block_bytes, flags=flags)
     kv = PagedKV(np.frombuffer(memory, np.uint8).reshape(blocks, -1), layout)
     table = [blocks - 1, 3, blocks - 2]
     view = kv.elements.view(layout.shape(blocks))
     view[table] = torch.randn(layout.shape(3), generator=torch.Generator().manual_seed(0)).to(view.dtype)
-    rows = [ForwardRow([0], 40, table, write=True, logits=True), ForwardRow([0] * 7, 30, table, write=True, logits=True)]
+    rows = [ForwardRow([0] * count, start, table, write=True, logits=True) for count, start in ((1, 40), (7, 30))]
     q_TAD = torch.randn((8, 4, 64), generator=torch.Generator().manual_seed(1)).to(view.dtype)
     expected = attend(kv, LAYER, q_TAD, plan_step(rows, kv, 4, None))
     close(attended(kv, rows, q_TAD, None), expected, dtype)
