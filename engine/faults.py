@@ -5,13 +5,13 @@ import signal
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cluster.core.clock import Clock, sleep
+from cluster.core.errors import TransferError
 from cluster.core.faults import Faults, FaultSpec, Trigger
 from engine.blocks import BlockBooks, Owner
 from engine.messages import PeerAdded, PeerFailed, ReadDone, ReadFailed, Report, Step, StepDone
-from engine.wire import Transport
+from engine.wire import Bytes, DeviceBytes, HostBytes, Transport
 
 RunStep = Callable[[Step], StepDone]
 Ended = ReadDone | ReadFailed | PeerAdded | PeerFailed
@@ -69,10 +69,13 @@ class FaultyTransport:
         self._clock = clock
         self._slots: dict[int, int] = {}
         self._held: list[tuple[float, ReadDone]] = []
-        self._staging: NDArray[np.uint8] = np.empty((0, 0), np.uint8)
+        self._staging: HostBytes = np.empty((0, 0), np.uint8)
 
-    def register(self, pool: NDArray[np.uint8], staging: NDArray[np.uint8]) -> bytes:
-        self._staging = staging
+    def register(self, pool: Bytes, staging: Bytes) -> bytes:
+        if not isinstance(staging, DeviceBytes):
+            self._staging = staging
+        elif self._corrupt is not None:
+            raise TransferError("fault point read.corrupt: the staging slots are not in host memory")
         return self._inner.register(pool, staging)
 
     def add_peer(self, peer: str, metadata: bytes, pool_address: int) -> None:

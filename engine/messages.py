@@ -111,14 +111,15 @@ class TracerModel(msgspec.Struct, frozen=True, tag="tracer"):
 class FolderModel(msgspec.Struct, frozen=True, tag="folder"):
     """A Hugging Face folder. `dtype` is that of activations and KV, and of weights that are not quantised.
 
-    `kernels` and `quantization` as in EngineSettings.
+    `kernels`, `quantization` and `device` as in EngineSettings.
     """
 
     path: str
     dtype: str
     max_context: int | None = None
-    kernels: Literal["auto", "native", "torch"] = "auto"
+    kernels: Literal["auto", "native", "torch", "triton"] = "auto"
     quantization: Literal["none", "int8", "int4"] = "none"
+    device: str = "auto"
 
 
 ModelSpec = TracerModel | FolderModel

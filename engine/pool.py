@@ -6,6 +6,7 @@ CMA. Every page is written once at start; a first touch during a read or a step 
 
 import mmap
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,20 +14,49 @@ from numpy.typing import NDArray
 from cluster.core.digest import digest_block
 from cluster.core.errors import ConfigError, IntegrityError
 from engine.layout import KVLayout
+from engine.wire import Bytes
 
 POISON = 0xFF  # all ones is NaN in float32, bfloat16 and float16, and -1 in int64
+
+
+class Memory(Protocol):
+    """What an engine asks of its memory, wherever it is: HostMemory, or engine/gpu/memory.py."""
+
+    layout: KVLayout
+
+    @property
+    def pool(self) -> Bytes: ...
+
+    @property
+    def staging(self) -> Bytes: ...
+
+    @property
+    def pool_address(self) -> int: ...
+
+    def poison_all(self) -> None: ...
+
+    def poison(self, blocks: Iterable[int]) -> None: ...
+
+    def take(self, slot: int, blocks: list[int]) -> list[bytes]: ...
+
+    def digests(self, blocks: Iterable[int]) -> list[bytes]: ...
+
+
+def check_sizes(layout: KVLayout, num_blocks: int, slots: int, slot_bytes: int) -> None:
+    """Raises ConfigError for memory that no engine could work with."""
+    if num_blocks < 1 or slots < 1:
+        raise ConfigError(f"{num_blocks} blocks and {slots} staging slots: at least one of each is needed")
+    if slot_bytes < layout.block_bytes:
+        raise ConfigError(
+            f"handoff.slot_bytes: {slot_bytes} does not hold a block of this model, {layout.block_bytes} bytes"
+        )
 
 
 class HostMemory:
     """Block pool `pool` [num_blocks, block_bytes] and staging `staging` [slots, slot_bytes], both uint8."""
 
     def __init__(self, layout: KVLayout, num_blocks: int, slots: int, slot_bytes: int) -> None:
-        if num_blocks < 1 or slots < 1:
-            raise ConfigError(f"{num_blocks} blocks and {slots} staging slots: at least one of each is needed")
-        if slot_bytes < layout.block_bytes:
-            raise ConfigError(
-                f"handoff.slot_bytes: {slot_bytes} does not hold a block of this model, {layout.block_bytes} bytes"
-            )
+        check_sizes(layout, num_blocks, slots, slot_bytes)
         self.layout = layout
         self.pool = _allocate(num_blocks, layout.block_bytes)
         self.staging = _allocate(slots, slot_bytes)
@@ -56,6 +86,11 @@ class HostMemory:
             raise IntegrityError(f"slot {slot} of {len(self.staging)} cannot hold {len(blocks)} blocks of {size} bytes")
         for place, block in enumerate(blocks):
             self._block(block)[:] = self.staging[slot, place * size : (place + 1) * size]
+
+    def take(self, slot: int, blocks: list[int]) -> list[bytes]:
+        """`copy_in`, then the digests of the copies: the staging slot may still change (DESIGN §4.8)."""
+        self.copy_in(slot, blocks)
+        return self.digests(blocks)
 
     def digests(self, blocks: Iterable[int]) -> list[bytes]:
         """The digest of each block as it is now. Raises IntegrityError for a block that does not exist."""

@@ -45,8 +45,8 @@ from engine.messages import (
     Shutdown,
     Step,
 )
-from engine.model.loader import load_model, load_vocabulary
-from engine.pool import HostMemory
+from engine.model.loader import load_model, load_vocabulary, make_memory
+from engine.pool import Memory
 from engine.stepper import Stepper
 from engine.wire import Transport
 from engine.wire_thread import WireThread
@@ -105,7 +105,7 @@ class Engine:
         self._commands: queue.SimpleQueue[Command | BaseException | None] = queue.SimpleQueue()
         self._wire = WireThread(port.send, self._commands.put)
         self._left = threading.Event()
-        self._memory: HostMemory | None = None
+        self._memory: Memory | None = None
         self._run_step: RunStep | None = None
         self._grammars: GrammarThread | None = None
 
@@ -164,14 +164,13 @@ class Engine:
         for report in self._answer(command, self._run_step, self._memory):
             self._port.send(report)
 
-    def _answer(self, command: Command, run_step: RunStep, memory: HostMemory) -> list[Report]:
+    def _answer(self, command: Command, run_step: RunStep, memory: Memory) -> list[Report]:
         match command:
             case Step():
                 return [run_step(command)]
             case Copy():
                 started = self._clock.now()
-                memory.copy_in(command.slot, command.blocks)
-                digests = memory.digests(command.blocks)  # of the copy: the staging slot may still change (DESIGN §4.8)
+                digests = memory.take(command.slot, command.blocks)
                 return [CopyDone(command.id, digests, self._clock.now() - started)]
             case Digest():
                 return [DigestDone(command.id, memory.digests(command.blocks))]
@@ -188,10 +187,7 @@ class Engine:
         faults = Faults(init.faults)
         model = load_model(init.model, init.block_size, init.threads)
         layout = model.layout
-        memory = HostMemory(layout, init.num_blocks, init.slots, init.slot_bytes)
-        if init.poison:
-            memory.poison_all()
-        model.bind(memory.pool)
+        memory = make_memory(model, init.num_blocks, init.slots, init.slot_bytes, poison=init.poison)
         name, metadata = self._wire.start(
             lambda: with_read_faults(
                 self._make_transport(init.transport, init.transport_options, init.agent), faults, self._clock

@@ -22,7 +22,7 @@ def model_spec(config: ClusterConfig, folder: str) -> ModelSpec:
     if config.model == TRACER:
         return TracerModel(**config.engine.tracer.model_dump())
     engine = config.engine
-    return FolderModel(folder, engine.dtype, engine.max_context, engine.kernels, engine.quantization)
+    return FolderModel(folder, engine.dtype, engine.max_context, engine.kernels, engine.quantization, engine.device)
 
 
 def is_loopback(host: str) -> bool:

@@ -19,7 +19,7 @@ from cluster.core.errors import ModelError
 from engine.grammars import Grammars
 from engine.messages import FilledBlock, Row, Sampled, Score, Scored, Step, StepDone
 from engine.model.base import ForwardRow, Model
-from engine.pool import HostMemory
+from engine.pool import Memory
 from engine.rules import Fold
 from engine.sampler import sample_row
 from engine.scorer import Scorer
@@ -44,7 +44,7 @@ class SequenceState:
 class Stepper:
     """Runs plans on one model and one block pool. Used by the compute thread only."""
 
-    def __init__(self, model: Model, memory: HostMemory, clock: Clock, grammars: Grammars | None = None) -> None:
+    def __init__(self, model: Model, memory: Memory, clock: Clock, grammars: Grammars | None = None) -> None:
         self._model = model
         self._memory = memory
         self._clock = clock

@@ -3,6 +3,7 @@
 One thread, the wire thread, makes every call. Reads are one-sided: the holder's process does nothing.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -10,16 +11,47 @@ from numpy.typing import NDArray
 
 from engine.messages import PeerAdded, PeerFailed, ReadDone, ReadFailed
 
+HostBytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBytes:
+    """Memory of a GPU, uint8 [rows, row_bytes], contiguous: a place and no access. Whoever made it keeps it alive.
+
+    `device`: CUDA's number of the GPU. `spare`: bytes behind the last row that are the transport's own.
+    """
+
+    address: int
+    shape: tuple[int, int]
+    device: int
+    spare: int = 0
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+
+Bytes = HostBytes | DeviceBytes
+
+
+def address_of(memory: Bytes, row: int = 0) -> int:
+    """Where a row begins."""
+    start = memory.address if isinstance(memory, DeviceBytes) else int(memory.ctypes.data)
+    return start + row * int(memory.shape[1])
+
 
 class Transport(Protocol):
     """Reads remote memory into local staging slots. Not thread-safe: used by one thread only."""
 
     name: str
 
-    def register(self, pool: NDArray[np.uint8], staging: NDArray[np.uint8]) -> bytes:
+    def register(self, pool: Bytes, staging: Bytes) -> bytes:
         """Make the pool [num_blocks, block_bytes] readable by peers and staging [slots, slot_bytes] usable as a target.
 
-        Returns the agent metadata bytes, which a peer needs for `add_peer`.
+        Returns the agent metadata bytes, which a peer needs for `add_peer`. Raises TransferError.
         """
 
     def add_peer(self, peer: str, metadata: bytes, pool_address: int) -> None:

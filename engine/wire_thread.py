@@ -12,11 +12,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-import numpy as np
-from numpy.typing import NDArray
-
 from engine.messages import AddPeer, DropPeer, Read, Report, Serve
-from engine.wire import Transport
+from engine.wire import Bytes, Transport
 
 POLL_S = 0.0002
 
@@ -33,9 +30,7 @@ class WireThread:
         self._queue: queue.SimpleQueue[WireCommand | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def start(
-        self, make: Callable[[], Transport], pool: NDArray[np.uint8], staging: NDArray[np.uint8]
-    ) -> tuple[str, bytes]:
+    def start(self, make: Callable[[], Transport], pool: Bytes, staging: Bytes) -> tuple[str, bytes]:
         """Make the transport, register memory. Returns its name and the agent metadata; raises what either raised."""
         ready: Future[tuple[str, bytes]] = Future()
         self._thread = threading.Thread(target=self._run, args=(make, pool, staging, ready), name="wire", daemon=True)
@@ -55,8 +50,8 @@ class WireThread:
     def _run(
         self,
         make: Callable[[], Transport],
-        pool: NDArray[np.uint8],
-        staging: NDArray[np.uint8],
+        pool: Bytes,
+        staging: Bytes,
         ready: "Future[tuple[str, bytes]]",
     ) -> None:
         try:

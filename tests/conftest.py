@@ -11,6 +11,9 @@ from xdist import is_xdist_worker
 
 import tests.stateful  # noqa: F401 - registers the profile
 
+# Before anything imports Triton: its kernels then run in its interpreter, on any machine (transformers imports it too).
+os.environ["TRITON_INTERPRET"] = "1"
+
 pytest_plugins = ["tests.verify_record"]
 settings.load_profile("headrace")
 

@@ -42,8 +42,12 @@ class EngineSettings(Settings):
         0.5, description="share of chunk_tokens that prompts may take in a decode worker's step while streams run"
     )
     threads: Positive = Field(1, description="compute threads of one engine process")
-    kernels: Literal["auto", "native", "torch"] = Field(
-        "auto", description="auto: native code where it was built and CPU and model allow it, else torch"
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: the first GPU if any, else the CPU"
+    )
+    kernels: Literal["auto", "native", "torch", "triton"] = Field(
+        "auto",
+        description="auto: triton on a GPU; native code where it was built and CPU and model allow it; else torch",
     )
     quantization: Literal["none", "int8", "int4"] = Field(
         "none", description="of the products' weights; both pools need the same, as it changes the KV"

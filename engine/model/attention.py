@@ -31,20 +31,27 @@ from engine.model.dtypes import TORCH_DTYPES
 _SMALLEST_BUCKET = 8  # pages or queries: below this, padding is cheaper than another group
 
 _Index = NDArray[np.int64]
+PoolBytes = NDArray[np.uint8] | torch.Tensor
 
 
 class PagedKV:
-    """The pool's bytes as tensors. Holds no copy."""
+    """The pool's bytes as tensors, on whatever device they are. Holds no copy."""
 
-    def __init__(self, pool: NDArray[np.uint8], layout: KVLayout) -> None:
+    def __init__(self, pool: PoolBytes, layout: KVLayout) -> None:
         """`pool`: uint8 [num_blocks, block_bytes], contiguous. Raises ModelError when it is not that."""
-        if pool.ndim != 2 or pool.shape[1] != layout.block_bytes or not pool.flags.c_contiguous:
-            raise ModelError(f"pool of shape {pool.shape} is not contiguous blocks of {layout.block_bytes} bytes")
+        contiguous = pool.flags.c_contiguous if isinstance(pool, np.ndarray) else pool.is_contiguous()
+        if pool.ndim != 2 or pool.shape[1] != layout.block_bytes or not contiguous:
+            raise ModelError(f"pool of shape {[*pool.shape]} is not contiguous blocks of {layout.block_bytes} bytes")
         self.layout = layout
         self.num_blocks = pool.shape[0]
-        elements = torch.from_numpy(pool).view(-1).view(TORCH_DTYPES[layout.dtype])
+        flat = (torch.from_numpy(pool) if isinstance(pool, np.ndarray) else pool).view(-1)
+        self.elements = elements = flat.view(TORCH_DTYPES[layout.dtype])
         self.vectors_VD = elements.view(-1, layout.head_dim)
         self.pages_MX = elements.view(-1, layout.block_size * layout.head_dim)
+
+    def tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
+        """An index array where the pool is."""
+        return torch.from_numpy(array).to(self.elements.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +109,10 @@ def plan_step(rows: Sequence[ForwardRow], kv: PagedKV, heads: int, window: int |
         for members in _buckets(rows, layout.block_size)
     )
     return StepIndex(
-        positions=torch.from_numpy(positions),
-        last_tokens=torch.from_numpy(last_tokens),
-        vectors=torch.from_numpy(np.ascontiguousarray(vectors_W2K if all_write else vectors_W2K[writes]).reshape(-1)),
-        written=None if all_write else torch.from_numpy(np.nonzero(writes)[0]),
+        positions=kv.tensor(positions),
+        last_tokens=kv.tensor(last_tokens),
+        vectors=kv.tensor(np.ascontiguousarray(vectors_W2K if all_write else vectors_W2K[writes]).reshape(-1)),
+        written=None if all_write else kv.tensor(np.nonzero(writes)[0]),
         groups=groups,
     )
 
@@ -213,15 +220,15 @@ def _group(
     hidden_RQS = key_RS[:, None, :] > query_RQ[:, :, None]
     if window is not None:
         hidden_RQS |= key_RS[:, None, :] <= query_RQ[:, :, None] - window
-    mask_RQS = torch.zeros(hidden_RQS.shape, dtype=kv.pages_MX.dtype)
-    mask_RQS.masked_fill_(torch.from_numpy(hidden_RQS), float("-inf"))
+    mask_RQS = kv.pages_MX.new_zeros(hidden_RQS.shape)
+    mask_RQS.masked_fill_(kv.tensor(hidden_RQS), float("-inf"))
     real = np.nonzero((np.arange(queries) < counts[:, None]).reshape(-1))[0]
     return RowGroup(
         rows=len(rows),
-        tokens=torch.from_numpy((first_token[:, None] + local_RQ).reshape(-1)),
-        real=None if len(real) == len(rows) * queries else torch.from_numpy(real),
-        pages=torch.from_numpy(np.ascontiguousarray(pages_2RKB).reshape(-1)),
+        tokens=kv.tensor((first_token[:, None] + local_RQ).reshape(-1)),
+        real=None if len(real) == len(rows) * queries else kv.tensor(real),
+        pages=kv.tensor(np.ascontiguousarray(pages_2RKB).reshape(-1)),
         gathered=kv.pages_MX.new_empty((pages_2RKB.size, kv.pages_MX.shape[1])),
-        void=torch.from_numpy(void.reshape(-1)),
+        void=kv.tensor(void.reshape(-1)),
         mask=mask_RQS.repeat_interleave(heads // layout.kv_heads, dim=1).unsqueeze(1),
     )

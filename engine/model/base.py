@@ -65,6 +65,7 @@ class Model(Protocol):
     max_context: int
     eos_ids: tuple[int, ...]
     fingerprint: bytes
+    device: str  # "cpu", or torch's name of the GPU that it runs on
 
     def bind(self, pool: NDArray[np.uint8]) -> None:
         """Use `pool`, raw bytes of shape [num_blocks, block_bytes], for KV from now on."""

@@ -5,12 +5,13 @@ One forward, numbered:
 2. per layer: norm, joined q/k/v product, q/k norm (Qwen3), rotation, K and V into the pool, attention, output product;
    norm, joined gate/up product, SwiGLU, down product;
 3. last norm and vocabulary product for the rows that want logits.
+The products are here; what is between them is done by Operators: plain torch, or kernels of a GPU.
 
 Shapes by suffix: T tokens of the step, E hidden size, F intermediate size, V vocabulary, A query heads, K kv heads,
 N = A + 2 K, D head_dim, L rows that want logits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,15 +19,17 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from cluster.core.errors import ModelError
+from cluster.core.errors import IntegrityError
 from engine.layout import KVLayout
-from engine.model.attention import PagedKV, StepIndex, attend, plan_step, write_kv
+from engine.model.attention import PoolBytes
 from engine.model.base import ForwardRow, OnLogits, check_tokens, ignore_logits, scored_pieces
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear
+from engine.model.operators import Forward, Operators, TorchOperators
 from engine.model.quantise import HEAD_BITS, rounded
-from engine.model.rope import Rope, rotate
 from engine.model.weights import Weights
+
+MakeOperators = Callable[[ModelConfig, KVLayout, torch.device], Operators]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,14 @@ class _Layer:
 class LlamaModel:
     """A decoder with its weights in memory; implements `base.Model`."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, block_size: int, fingerprint: bytes) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        block_size: int,
+        fingerprint: bytes,
+        make_operators: MakeOperators = TorchOperators,
+    ) -> None:
         """Copies what it needs out of `weights`. Raises ModelError, or ConfigError for an impossible layout."""
         attention = config.attention
         self.layout = KVLayout(config.layers, attention.kv_heads, attention.head_dim, block_size, weights.dtype_name)
@@ -53,75 +63,58 @@ class LlamaModel:
         self.max_context = config.max_context
         self.eos_ids = config.eos_ids
         self.fingerprint = fingerprint
-        self._config = config
-        self._rope = Rope(config.rope, attention.head_dim)
+        self.device = str(weights.device)
+        self._operators = make_operators(config, self.layout, weights.device)
         self._embedding_VE = weights.take("model.embed_tokens.weight")
         self._layers = [_load_layer(config, weights, index) for index in range(config.layers)]
         self._norm_E = weights.take("model.norm.weight")
         head_VE = self._embedding_VE if config.tied_embeddings else weights.take("lm_head.weight")
         self._head = Linear([rounded(head_VE, HEAD_BITS[weights.quantization])])
-        self._kv: PagedKV | None = None
 
-    def bind(self, pool: NDArray[np.uint8]) -> None:
+    def bind(self, pool: PoolBytes) -> None:
         """Use `pool`, uint8 [num_blocks, block_bytes], for KV from now on. Raises ModelError when it does not fit."""
-        self._kv = PagedKV(pool, self.layout)
+        self._operators.bind(pool)
 
     @torch.inference_mode()
     def run(self, rows: list[ForwardRow], on_logits: OnLogits = ignore_logits) -> NDArray[np.float32]:
         """One forward for all rows. Returns logits float32 [L, V] of the rows with `logits`, in row order.
 
-        Raises ModelError for a row that cannot be run; nothing has been written then.
+        Raises ModelError for a row that cannot be run; nothing has been written then. IntegrityError: the GPU is gone,
+        which is no row's fault and ends the process.
         """
-        if self._kv is None:
-            raise ModelError("the model has no pool yet: bind one first")
         if not rows:
             return np.empty((0, self.vocab_size), dtype=np.float32)
         check_tokens(rows, self.vocab_size, self.max_context)
-        step = plan_step(rows, self._kv, self._config.attention.heads, self._config.attention.window)
-        token_ids = torch.tensor([token for row in rows for token in row.tokens], dtype=torch.int64)
+        try:
+            return self._run(rows, on_logits)
+        except torch.AcceleratorError as error:  # whatever is asked of this process's GPU from now on fails like this
+            raise IntegrityError(f"{self.device} failed: {error}") from error
+
+    def _run(self, rows: list[ForwardRow], on_logits: OnLogits) -> NDArray[np.float32]:
+        forward = self._operators.start(rows)
         # The residual stream stays in float32 whatever the weights are: rounding it thirty times over is most of what
         # a 16-bit forward loses, and at [T, E] it costs next to nothing.
-        x_TE = F.embedding(token_ids, self._embedding_VE).float()
-        angles = self._rope.angles(step.positions)
+        x_TE = F.embedding(forward.token_ids_T, self._embedding_VE).float()
+        delta_TE = None  # what the stream is still owed: the next norm adds it in passing
         for index, layer in enumerate(self._layers):
-            x_TE += self._attention(self._kv, index, layer, x_TE, step, angles)
-            x_TE += self._mlp(layer, x_TE)
+            qkv_TO = layer.qkv(forward.add_norm(x_TE, delta_TE, layer.attention_norm_E))
+            attended_TAD = forward.attend(index, qkv_TO.view(len(x_TE), -1, self.layout.head_dim), layer.qk_norm)
+            delta_TE = layer.output(attended_TAD.reshape(len(x_TE), -1))
+            gate_TF, up_TF = layer.gate_up(forward.add_norm(x_TE, delta_TE, layer.mlp_norm_E)).chunk(2, dim=-1)
+            delta_TE = layer.down(F.silu(gate_TF) * up_TF)
+        if delta_TE is not None:
+            x_TE += delta_TE
         for tokens in scored_pieces(rows):
-            on_logits(self._logits(x_TE, torch.from_numpy(tokens)))
-        if not len(step.last_tokens):
+            on_logits(self._logits(forward, x_TE, torch.from_numpy(tokens).to(x_TE.device)))
+        if not len(forward.last_tokens_L):
+            forward.finish()
             return np.empty((0, self.vocab_size), dtype=np.float32)
-        return self._logits(x_TE, step.last_tokens)
+        return self._logits(forward, x_TE, forward.last_tokens_L)
 
-    def _logits(self, x_TE: torch.Tensor, tokens_L: torch.Tensor) -> NDArray[np.float32]:
-        x_LE = self._norm(x_TE.index_select(0, tokens_L), self._norm_E)
-        logits: NDArray[np.float32] = self._head(x_LE).float().numpy()
+    def _logits(self, forward: Forward, x_TE: torch.Tensor, tokens_L: torch.Tensor) -> NDArray[np.float32]:
+        x_LE = forward.add_norm(x_TE.index_select(0, tokens_L), None, self._norm_E)
+        logits: NDArray[np.float32] = self._head(x_LE).float().cpu().numpy()
         return logits
-
-    def _attention(
-        self,
-        kv: PagedKV,
-        index: int,
-        layer: _Layer,
-        x_TE: torch.Tensor,
-        step: StepIndex,
-        angles: tuple[torch.Tensor, torch.Tensor],
-    ) -> torch.Tensor:
-        heads, head_dim = self._config.attention.heads, self.layout.head_dim
-        qkv_TND = layer.qkv(self._norm(x_TE, layer.attention_norm_E)).view(len(x_TE), -1, head_dim)
-        qk, v_TKD = qkv_TND[:, : -self.layout.kv_heads], qkv_TND[:, -self.layout.kv_heads :]
-        if layer.qk_norm is not None:
-            qk = F.rms_norm(qk, (head_dim,), None, self._config.rms_eps) * layer.qk_norm
-        rotated = rotate(qk, angles)
-        write_kv(kv, index, torch.stack((rotated[:, heads:], v_TKD), dim=1), step)
-        return layer.output(attend(kv, index, rotated[:, :heads], step).reshape(len(x_TE), -1))
-
-    def _mlp(self, layer: _Layer, x_TE: torch.Tensor) -> torch.Tensor:
-        gate_TF, up_TF = layer.gate_up(self._norm(x_TE, layer.mlp_norm_E)).chunk(2, dim=-1)
-        return layer.down(F.silu(gate_TF) * up_TF)
-
-    def _norm(self, x: torch.Tensor, weight_E: torch.Tensor) -> torch.Tensor:
-        """RMSNorm (Zhang and Sennrich 2019) of the float32 stream, in the dtype of the weights."""
-        return (F.rms_norm(x, weight_E.shape, None, self._config.rms_eps)).to(weight_E.dtype) * weight_E
 
 
 def _load_layer(config: ModelConfig, weights: Weights, index: int) -> _Layer:

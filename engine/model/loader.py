@@ -2,13 +2,19 @@
 
 import dataclasses
 import logging
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cluster.core.errors import GrammarError, ModelError
 from cluster.core.grammar import Vocabulary, folder_vocabulary, tracer_vocabulary
 from engine.messages import FolderModel, TracerModel
-from engine.model.base import Model
+from engine.model.base import ForwardRow, Model
 from engine.model.config import ModelConfig, load_config
+from engine.pool import HostMemory, Memory
+
+if TYPE_CHECKING:
+    import torch
 
 _log = logging.getLogger(__name__)
 
@@ -21,25 +27,87 @@ def load_model(spec: FolderModel | TracerModel, block_size: int, threads: int) -
         return TracerModelRunner(spec, block_size)
     import torch
 
-    from engine.model.llama import LlamaModel
+    from engine.model.llama import LlamaModel, MakeOperators
     from engine.model.native import NativeModel, unsupported
+    from engine.model.operators import TorchOperators
     from engine.model.weights import Weights, fingerprint
 
     torch.set_num_threads(threads)
     folder = Path(spec.path).expanduser()
     config = _limit_context(load_config(folder), spec.max_context)
     mark = fingerprint(folder, config, spec.dtype, block_size, spec.quantization)
-    reason = (
-        "engine.kernels is torch"
-        if spec.kernels == "torch"
-        else unsupported(config, spec.dtype, block_size, spec.quantization)
-    )
+    device = _device(spec.device)
+    kernels = spec.kernels
+    if kernels == "auto" and device.type == "cuda":
+        kernels = "triton" if find_spec("triton") else "torch"
+    if device.type == "cuda":
+        reason: str | None = f"engine.device is {device}"
+    elif kernels in ("torch", "triton"):
+        reason = f"engine.kernels is {kernels}"
+    else:
+        reason = unsupported(config, spec.dtype, block_size, spec.quantization)
     if reason is not None and spec.kernels == "native":
         raise ModelError(f"engine.kernels is native, but this model cannot run in native code: {reason}")
-    with Weights(folder, config, spec.dtype, spec.quantization) as weights:
+    operators: MakeOperators = TorchOperators
+    if kernels == "triton":
+        from engine.gpu.operators import TritonOperators
+
+        operators = TritonOperators
+    with Weights(folder, config, spec.dtype, spec.quantization, device) as weights:
         if reason is None:
             return NativeModel(config, weights, block_size, mark, threads)
-        return LlamaModel(config, weights, block_size, mark)
+        return LlamaModel(config, weights, block_size, mark, operators)
+
+
+def make_memory(model: Model, num_blocks: int, slots: int, slot_bytes: int, *, poison: bool) -> Memory:
+    """An engine's memory where its model runs, and the model bound to it. Raises ConfigError for impossible sizes.
+
+    `poison`: all of it is NaN bytes at first.
+    """
+    if model.device == "cpu":
+        host = HostMemory(model.layout, num_blocks, slots, slot_bytes)
+        if poison:
+            host.poison_all()
+        model.bind(host.pool)
+        return host
+    import torch
+
+    from engine.gpu.memory import DeviceMemory
+    from engine.model.llama import LlamaModel
+
+    if not isinstance(model, LlamaModel):
+        raise ModelError(f"{type(model).__name__} says that it runs on {model.device}")
+    device = DeviceMemory(model.layout, num_blocks, slots, slot_bytes, torch.device(model.device))
+    if poison:
+        device.poison_all()
+    model.bind(device.blocks)
+    warm_up(model)
+    return device
+
+
+def warm_up(model: Model) -> None:
+    """Run what a step can be made of, without writing, so that kernels are compiled before Ready says so."""
+    prompt = ForwardRow([0, 0], 0, [0], write=False, logits=True)
+    token = ForwardRow([0], 0, [0], write=False, logits=True)
+    for rows in ([prompt], [token], [prompt, token]):
+        model.run(rows)
+
+
+def _device(name: str) -> "torch.device":
+    """Raises ModelError for a GPU that is not there."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        index = device.index or 0
+        if index >= count:
+            raise ModelError(f"engine.device is {name}, but torch finds {count} GPUs")
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)  # Triton starts kernels on the thread's own device
+    return device
 
 
 def load_vocabulary(spec: FolderModel | TracerModel, model: Model) -> Vocabulary | None:

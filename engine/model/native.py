@@ -178,6 +178,7 @@ class NativeModel:
         self.max_context = config.max_context
         self.eos_ids = config.eos_ids
         self.fingerprint = fingerprint
+        self.device = "cpu"
         self._code = code
         self._rope = Rope(config.rope, attention.head_dim)
         self._kv: PagedKV | None = None

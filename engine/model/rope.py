@@ -13,8 +13,10 @@ from engine.model.config import RopeConfig
 class Rope:
     """cos and sin for positions. Shapes: T tokens, H heads, D head_dim."""
 
-    def __init__(self, config: RopeConfig, head_dim: int) -> None:
-        self._frequencies, self._scale = frequencies(config, head_dim)
+    def __init__(self, config: RopeConfig, head_dim: int, device: torch.device | None = None) -> None:
+        """`device`: where positions come from and angles are wanted; None: the CPU."""
+        frequencies_, self._scale = frequencies(config, head_dim)
+        self._frequencies = frequencies_.to(device or "cpu")
 
     def angles(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and signed sin, both float32 [T, 1, D]; the first half of the sin is negated (see `rotate`)."""

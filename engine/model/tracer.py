@@ -89,6 +89,7 @@ class TracerModelRunner:
         self.max_context = spec.max_context
         self.eos_ids: tuple[int, ...] = (spec.vocab_size - 1,)
         self.fingerprint = _fingerprint(spec, block_size)
+        self.device = "cpu"
         self._spec = spec
         self._clock = clock or SystemClock()
         self._sleep = sleep

@@ -60,12 +60,23 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 class Weights:
     """The open checkpoint. A context manager: on leaving, the maps are released and their pages leave the RSS."""
 
-    def __init__(self, folder: Path, config: ModelConfig, dtype: str, quantization: Quantization = "none") -> None:
-        """Open and check. Raises ModelError naming tensors that are missing, unexpected or of another shape."""
+    def __init__(
+        self,
+        folder: Path,
+        config: ModelConfig,
+        dtype: str,
+        quantization: Quantization = "none",
+        device: torch.device | None = None,
+    ) -> None:
+        """Open and check. `device`: where tensors are taken to, None: the CPU.
+
+        Raises ModelError naming tensors that are missing, unexpected or of another shape.
+        """
         if dtype not in TORCH_DTYPES:
             raise ModelError(f"dtype {dtype!r} is not one of {', '.join(TORCH_DTYPES)}")
         self.dtype_name = dtype
         self.quantization: Quantization = quantization
+        self.device = device or torch.device("cpu")
         self._dtype = TORCH_DTYPES[dtype]
         self._files = ExitStack()
         self._holder: dict[str, safe_open] = {}
@@ -90,7 +101,7 @@ class Weights:
         if handle is None:
             raise ModelError(f"tensor {name} is not in the checkpoint")
         tensor: torch.Tensor = handle.get_tensor(name)  # type: ignore[no-untyped-call]
-        return tensor.to(self._dtype, copy=True).contiguous()
+        return tensor.to(self.device, self._dtype, copy=True).contiguous()
 
     def take_product(self, name: str) -> torch.Tensor:
         """The weight of a layer's product, as far as quantization leaves it. Raises ModelError."""

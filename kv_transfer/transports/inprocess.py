@@ -10,14 +10,13 @@ import threading
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cluster.core.clock import Clock
 from cluster.core.errors import TransferError
 from engine.messages import PeerAdded, PeerFailed, ReadDone, ReadFailed
+from engine.wire import Bytes, DeviceBytes, HostBytes
 from kv_transfer.transports.ranges import check_read
 
-Bytes = NDArray[np.uint8]
 WARM_BYTES = 1 << 20
 
 
@@ -26,9 +25,9 @@ class InProcessNetwork:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # the wire threads of several engines meet here
-        self._pools: dict[str, Bytes] = {}
+        self._pools: dict[str, HostBytes] = {}
 
-    def join(self, agent: str, pool: Bytes) -> None:
+    def join(self, agent: str, pool: HostBytes) -> None:
         """Make a pool readable. Raises TransferError when the name is taken."""
         with self._lock:
             if agent in self._pools:
@@ -40,7 +39,7 @@ class InProcessNetwork:
         with self._lock:
             self._pools.pop(agent, None)
 
-    def pool(self, agent: str) -> Bytes | None:
+    def pool(self, agent: str) -> HostBytes | None:
         """An agent's pool as flat bytes; None when there is no such agent (any more)."""
         with self._lock:
             return self._pools.get(agent)
@@ -56,7 +55,7 @@ class _Reading:
 
     read_id: int
     started: float
-    sources: list[Bytes]
+    sources: list[HostBytes]
     slot: int
 
 
@@ -65,7 +64,7 @@ class _Warming:
     """A peer being added: the part of its pool that warms the link."""
 
     peer: str
-    source: Bytes
+    source: HostBytes
 
 
 class InProcessTransport:
@@ -79,10 +78,12 @@ class InProcessTransport:
         self._clock = clock
         self._peers: set[str] = set()
         self._pending: list[_Reading | _Warming | ReadFailed | PeerFailed] = []
-        self._staging: Bytes = np.empty((0, 0), np.uint8)
+        self._staging: HostBytes = np.empty((0, 0), np.uint8)
 
     def register(self, pool: Bytes, staging: Bytes) -> bytes:
-        """See Transport. The metadata is the agent's name. Raises TransferError when the name is taken."""
+        """See Transport. The metadata is the agent's name. Raises TransferError for a taken name or a GPU."""
+        if isinstance(pool, DeviceBytes) or isinstance(staging, DeviceBytes):
+            raise TransferError("transport.kind is inprocess, which moves host memory only; on a GPU it must be nixl")
         self._staging = staging
         self._network.join(self._agent, pool)
         return self._agent.encode()
@@ -131,7 +132,7 @@ class InProcessTransport:
         self._network.leave(self._agent)
         self._pending.clear()
 
-    def _locate(self, peer: str, ranges: list[tuple[int, int]], slot: int) -> list[Bytes]:
+    def _locate(self, peer: str, ranges: list[tuple[int, int]], slot: int) -> list[HostBytes]:
         pool = self._network.pool(peer) if peer in self._peers else None
         if pool is None:
             raise TransferError(f"peer {peer} is unknown or gone")

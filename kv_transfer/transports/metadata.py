@@ -16,10 +16,11 @@ class Metadata(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     pool_bytes: int  # how far a peer may read from our pool's address
     nixl: bytes
     digest: bytes
+    device: int | None  # CUDA's number of the GPU that holds the pool; None: host memory
 
     @staticmethod
-    def make(agent: str, pool_bytes: int, nixl: bytes) -> "Metadata":
-        return Metadata(agent, pool_bytes, nixl, _digest(nixl))
+    def make(agent: str, pool_bytes: int, nixl: bytes, device: int | None) -> "Metadata":
+        return Metadata(agent, pool_bytes, nixl, _digest(nixl), device)
 
     @staticmethod
     def parse(raw: bytes, peer: str) -> "Metadata":

@@ -23,15 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cluster.core.clock import Clock
 from cluster.core.errors import TransferError
 from engine.messages import PeerAdded, PeerFailed, ReadDone, ReadFailed
+from engine.wire import Bytes, DeviceBytes, address_of
 from kv_transfer.transports.metadata import Metadata
 from kv_transfer.transports.ranges import check_read
 
-Bytes = NDArray[np.uint8]
 Event = ReadDone | ReadFailed | PeerAdded | PeerFailed
 
 WARM_TIMEOUT_S = 5.0
@@ -46,6 +45,7 @@ _TRANSPORTS = {
     "tcp": "tcp,self,cuda_copy",
     "shm": "cma,tcp,self,cuda_copy",
     "rdma": "ib,self,cuda_copy",
+    "cuda_ipc": "cuda_ipc,cuda_copy,tcp,self",  # tcp: for what links say to each other before they carry KV
 }
 
 _log = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class _Pool:
 
     start: int
     size: int
+    device: int | None
 
 
 @dataclass(eq=False, slots=True)
@@ -101,7 +102,7 @@ class NixlTransport:
         _set_variables(self._require, options.get("devices", ""), options.get("port_range", ""))
         self._nixl, self._errors = _make_agent(agent)
         self._staging: Bytes = np.empty((0, 0), np.uint8)
-        self._scratch: Bytes = np.zeros(_PROBE_BYTES, np.uint8)
+        self._scratch: Bytes = np.zeros((1, _PROBE_BYTES), np.uint8)
         self._peers: dict[str, _Pool] = {}
         self._warming: dict[str, _WarmUp] = {}
         self._loaded: set[str] = set()  # peers that NIXL knows: `_peers` and those with reads still in progress
@@ -111,10 +112,14 @@ class NixlTransport:
 
     def register(self, pool: Bytes, staging: Bytes) -> bytes:
         """See Transport. Raises TransferError."""
+        if self._require == "cuda_ipc" and not isinstance(pool, DeviceBytes):
+            raise TransferError("transport cuda_ipc is required, but the pool is in host memory: see engine.device")
         self._staging = staging
+        if isinstance(staging, DeviceBytes):  # warm the path that reads will take
+            self._scratch = DeviceBytes(staging.address + staging.nbytes, (1, staging.spare), staging.device)
         try:
             self._register(pool)
-            metadata = Metadata.make(self._agent, pool.nbytes, self._nixl.get_agent_metadata())
+            metadata = Metadata.make(self._agent, pool.nbytes, self._nixl.get_agent_metadata(), _device(pool))
             # After the metadata was taken: what is registered now is ours alone, peers can read the pool only.
             self._register(staging)
             self._register(self._scratch)
@@ -126,13 +131,14 @@ class NixlTransport:
         """See Transport. A peer that was there already is warmed and measured again."""
         self.drop_peer(peer)
         try:
-            size = self._load(peer, metadata)
+            pool = self._load(peer, metadata, pool_address)
         except TransferError as error:
             self._events.append(PeerFailed(peer, str(error)))
             return
-        sizes = [min(_FIRST_BYTES, size)] + _PROBES * [min(_PROBE_BYTES, size)]
+        largest = min(pool.size, self._scratch.nbytes)
+        sizes = [min(_FIRST_BYTES, largest)] + _PROBES * [largest]
         warm = _WarmUp(peer, self._clock.now() + WARM_TIMEOUT_S, sizes)
-        self._peers[peer] = _Pool(pool_address, size)
+        self._peers[peer] = pool
         self._warming[peer] = warm
         self._warm(warm)
 
@@ -150,7 +156,7 @@ class NixlTransport:
                 raise TransferError(f"peer {peer} is unknown, or its link is not warm")
             check_read(ranges, pool.start, pool.size, self._staging, slot)
             started = self._clock.now()
-            posted = self._post(peer, read_id, int(self._staging[slot].ctypes.data), ranges)
+            posted = self._post(peer, read_id, address_of(self._staging, slot), ranges)
             if posted is None:
                 self._events.append(ReadDone(read_id, self._clock.now() - started))
         except TransferError as error:
@@ -193,17 +199,18 @@ class NixlTransport:
         self._nixl = None
 
     def _register(self, memory: Bytes) -> None:
-        self._nixl.register_memory([(int(memory.ctypes.data), memory.nbytes, 0, "")], "DRAM")
+        device = _device(memory)
+        self._nixl.register_memory([(address_of(memory), memory.nbytes, device or 0, "")], _kind(device))
 
-    def _load(self, peer: str, raw: bytes) -> int:
-        """Make NIXL know the peer. Returns the size of its pool; raises TransferError."""
+    def _load(self, peer: str, raw: bytes, pool_address: int) -> _Pool:
+        """Make NIXL know the peer. Returns its pool; raises TransferError."""
         metadata = Metadata.parse(raw, peer)
         try:
             self._nixl.add_remote_agent(metadata.nixl)
         except self._errors as error:
             raise TransferError(f"cannot add the agent: {_text(error)}") from error
         self._loaded.add(peer)
-        return metadata.pool_bytes
+        return _Pool(pool_address, metadata.pool_bytes, metadata.device)
 
     def _warm(self, warm: _WarmUp) -> None:
         """Post the reads of a warm-up, until one does not end at once or all are done."""
@@ -211,7 +218,7 @@ class NixlTransport:
             while warm.sizes:
                 size = warm.sizes.pop(0)
                 started = self._clock.now()
-                target, pool = int(self._scratch.ctypes.data), self._peers[warm.peer]
+                target, pool = address_of(self._scratch), self._peers[warm.peer]
                 if self._post(warm.peer, warm, target, [(pool.start, size)]) is not None:
                     warm.needs_polling |= warm.probing
                     return
@@ -237,12 +244,13 @@ class NixlTransport:
 
     def _post(self, peer: str, owner: int | _WarmUp, target: int, ranges: list[tuple[int, int]]) -> _Posted | None:
         """Start a read of (address, bytes) ranges. None when it is done already; raises TransferError if it failed."""
-        there = [(address, size, 0) for address, size in ranges]
-        here = [(place, size, 0) for place, (_, size) in zip(_places(target, ranges), ranges, strict=True)]
+        device, own = self._peers[peer].device, _device(self._staging)
+        there = [(address, size, device or 0) for address, size in ranges]
+        here = [(place, size, own or 0) for place, (_, size) in zip(_places(target, ranges), ranges, strict=True)]
         try:
-            handle = self._nixl.initialize_xfer(
-                "READ", self._nixl.get_xfer_descs(here, "DRAM"), self._nixl.get_xfer_descs(there, "DRAM"), peer
-            )
+            here_descs = self._nixl.get_xfer_descs(here, _kind(own))
+            there_descs = self._nixl.get_xfer_descs(there, _kind(device))
+            handle = self._nixl.initialize_xfer("READ", here_descs, there_descs, peer)
         except self._errors as error:
             raise TransferError(f"cannot post the read: {_text(error)}") from error
         posted = _Posted(peer, owner, handle, sum(size for _, size in ranges), self._clock.now())
@@ -312,6 +320,15 @@ def _places(target: int, ranges: list[tuple[int, int]]) -> Iterator[int]:
         target += size
 
 
+def _device(memory: Bytes) -> int | None:
+    return memory.device if isinstance(memory, DeviceBytes) else None
+
+
+def _kind(device: int | None) -> str:
+    """NIXL's word for host memory, or for that of a GPU."""
+    return "DRAM" if device is None else "VRAM"
+
+
 def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
@@ -323,10 +340,10 @@ def _check(require: str) -> None:
             network = ", ".join(_listing("/sys/class/net")) or "none"
             raise TransferError(f"transport rdma is required, but there is no RDMA device; network devices: {network}")
     elif require == "cuda_ipc":
-        cards = ", ".join(_listing("/proc/driver/nvidia/gpus")) or "none"
-        raise TransferError(f"transport cuda_ipc is required, but the pool is in host memory; NVIDIA GPUs: {cards}")
+        if not _listing("/proc/driver/nvidia/gpus"):
+            raise TransferError("transport cuda_ipc is required, but there is no NVIDIA GPU")
     elif require not in _TRANSPORTS:
-        raise TransferError(f"transport require: {require!r} is not one of {sorted(_TRANSPORTS)} or cuda_ipc")
+        raise TransferError(f"transport require: {require!r} is not one of {sorted(_TRANSPORTS)}")
 
 
 def _listing(folder: str) -> list[str]:

@@ -1,14 +1,10 @@
 """What every transport checks of a read before it starts one."""
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cluster.core.errors import TransferError
+from engine.wire import Bytes
 
 
-def check_read(
-    ranges: list[tuple[int, int]], pool_start: int, pool_bytes: int, staging: NDArray[np.uint8], slot: int
-) -> None:
+def check_read(ranges: list[tuple[int, int]], pool_start: int, pool_bytes: int, staging: Bytes, slot: int) -> None:
     """Raise TransferError unless the (address, bytes) ranges lie in the peer's pool and fit slot `slot`."""
     if not 0 <= slot < len(staging):
         raise TransferError(f"slot {slot} of {len(staging)} does not exist")

@@ -1,5 +1,6 @@
 """Who may import whom (DESIGN §3), and which foreign library has its one file."""
 
+import ast
 import subprocess
 import sys
 
@@ -71,6 +72,21 @@ def test_one_file_imports_nixl() -> None:
     files = {source.path for source in product() for module, _ in source.imports() if top(module).startswith("nixl")}
     assert len(files) <= 1, files
     assert all(path.startswith("kv_transfer/transports/") for path in files)
+
+
+def test_triton_is_loaded_for_a_gpu_alone() -> None:
+    """Kernels import it; everything else reaches them, if at all, from within a function that has found a GPU."""
+    wrong = []
+    for source in product():
+        at_once = {id(node) for node in source.tree.body}
+        for node in ast.walk(source.tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            triton = any(top(name) == "triton" for name in names) and not source.path.startswith("engine/gpu/kernels/")
+            early = any(_inside(name, ("engine.gpu",)) for name in names) and id(node) in at_once
+            if triton or (early and not source.path.startswith("engine/gpu/")):
+                wrong.append(f"{source.path}:{node.lineno} imports {names}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_no_pickle_and_no_test_dependency_in_the_product() -> None:

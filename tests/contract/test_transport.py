@@ -238,8 +238,8 @@ def test_a_link_to_a_frozen_holder_does_not_get_warm(world: World, process: Proc
 
 def test_nixl_itself_refuses_what_lies_outside_the_pool(world: World, process: ProcessHolder) -> None:
     """A peer that lies about its pool: our own check passes, NIXL's error becomes the read's failure."""
-    agent, _, nixl, digest = msgspec.msgpack.decode(process.metadata)
-    lying = msgspec.msgpack.encode([agent, 1 << 46, nixl, digest])
+    agent, _, nixl, digest, device = msgspec.msgpack.decode(process.metadata)
+    lying = msgspec.msgpack.encode([agent, 1 << 46, nixl, digest, device])
     world.wire.submit(AddPeer(process.agent, lying, process.address))
     assert isinstance(world.next(), PeerAdded)
     for address in (process.address + BLOCKS * BLOCK_BYTES - 8, process.staging_address):

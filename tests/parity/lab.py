@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from cluster.core.config import ClusterConfig
 from cluster.stubs.common_pb2 import Sampling
@@ -45,6 +46,7 @@ class Lab:
 
     name: str
     folder: Path
+    kernels: Literal["auto", "triton"] = "auto"
     models: dict[str, Model] = field(default_factory=dict)
     ledger: Ledger = field(init=False)
 
@@ -115,7 +117,8 @@ class Lab:
 
     def _model(self, engine: str) -> Model:
         if engine not in self.models:
-            self.models[engine] = load_model(FolderModel(str(self.folder), "float32"), B, threads=1)
+            spec = FolderModel(str(self.folder), "float32", kernels=self.kernels)
+            self.models[engine] = load_model(spec, B, threads=1)
         return self.models[engine]
 
 

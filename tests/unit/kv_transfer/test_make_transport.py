@@ -13,7 +13,7 @@ from kv_transfer.transports import make_transport
     [
         ("pigeon", {}, "pigeon"),
         ("nixl", {"require": "pigeon"}, "pigeon"),
-        ("nixl", {"require": "cuda_ipc"}, "NVIDIA GPUs: "),
+        ("nixl", {"require": "cuda_ipc"}, "no NVIDIA GPU"),
     ],
 )
 def test_what_cannot_be_had_is_named_at_start(kind: str, options: dict[str, str], reason: str) -> None:

@@ -69,7 +69,7 @@ def load(
     folder: Path,
     block_size: int = 16,
     dtype: str = "float32",
-    kernels: Literal["auto", "native", "torch"] = "auto",
+    kernels: Literal["auto", "native", "torch", "triton"] = "auto",
     quantization: Quantization = "none",
 ) -> Model:
     spec = FolderModel(str(folder), dtype, kernels=kernels, quantization=quantization)
