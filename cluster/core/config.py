@@ -233,15 +233,17 @@ class PriceSettings(Settings):
 
     input: Price = Field(description="prompt tokens that were computed")
     cached: Price | None = Field(None, description="prompt tokens that nobody computed; unset: as `input`")
-    output: Price
+    output: Price = Field(description="tokens of answers")
 
 
 class UsageSettings(Settings):
     """What tenants used, and what it costs (docs/usage.md)."""
 
-    currency: Annotated[str, Field(pattern=r"^[A-Za-z]{1,16}$")] = "EUR"
+    currency: Annotated[str, Field(pattern=r"^[A-Za-z]{1,16}$")] = Field(
+        "EUR", description="a word beside every amount; nothing is converted"
+    )
     prices: dict[str, PriceSettings] = Field({}, description="by model's name; `*`: every other")
-    keep_days: Annotated[int, Field(ge=7, le=3660)] = 400
+    keep_days: Annotated[int, Field(ge=7, le=3660)] = Field(400, description="in Redis, of each day")
 
     def price_of(self, model: str) -> PriceSettings | None:
         """None: it has no price."""

@@ -76,6 +76,8 @@ def test_inline_commands_exist() -> None:
         for text in re.findall(r"`headrace ([a-z][^`]*)`", page.read_text(encoding="utf-8")):
             name, *rest = re.split(r"[\s|\\\[\]]+", text)
             command = group.commands.get(name)
+            while rest and hasattr(command, "commands"):
+                command = command.commands.get(rest.pop(0))
             known = {option for parameter in command.params for option in parameter.opts} if command else set()
             seen += 1
             wrong += [f"{page.name}: {text}" for word in rest if word.startswith("-") and word not in known | {"--"}]
@@ -195,7 +197,7 @@ def test_links_between_pages_lead_somewhere() -> None:
             name, _, anchor = target.partition("#")
             file = (page.parent / name).resolve() if name else page
             headings = (
-                re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE) if file.is_file() else []
+                re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE) if file.suffix == ".md" else []
             )
             if not file.exists() or (anchor and anchor not in map(_slug, headings)):
                 wrong.append(f"{page.name}: {target}")

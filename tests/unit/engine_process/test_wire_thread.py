@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from cluster.core.errors import TransferError
 from engine.messages import AddPeer, DropPeer, PeerAdded, PeerFailed, Read, ReadDone, ReadFailed, Report, Serve
+from engine.wire import Bytes
 from engine.wire_thread import WireThread
 
 MEMORY = np.zeros((2, 64), np.uint8)
@@ -33,7 +33,9 @@ class Noting:
         self.calls.append(call)
         self.threads.add(threading.get_ident())
 
-    def register(self, pool: NDArray[np.uint8], staging: NDArray[np.uint8]) -> bytes:
+    def register(self, pool: Bytes, staging: Bytes) -> bytes:
+        assert isinstance(pool, np.ndarray)
+        assert isinstance(staging, np.ndarray)
         self._note(f"register {pool.shape} {staging.shape}")
         return b"metadata"
 
