@@ -145,6 +145,7 @@ def test_tenants_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch, 
         (f"acme: {{keys: [{ONE}]}}", "keys"),
         ("acme: {keys: [", "YAML"),
     ],
+    ids=["unknown key", "name that is taken", "key itself", "no YAML"],
 )
 def test_an_environment_that_cannot_be_used_is_named_and_not_repeated(
     monkeypatch: pytest.MonkeyPatch, text: str, words: str
