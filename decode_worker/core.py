@@ -11,10 +11,9 @@ real gRPC streams and in simulation. A request's way through here:
 """
 
 from cluster.core.config import ClusterConfig
-from cluster.stubs.common_pb2 import WorkerAddress
+from cluster.stubs.common_pb2 import Blame, WorkerAddress
 from cluster.stubs.link_pb2 import FromPrefill, PrefillHello
 from cluster.stubs.session_pb2 import (
-    AttemptFailed,
     FromDecode,
     FromRouter,
     HandedOff,
@@ -73,7 +72,7 @@ class DecodeCore:
             lambda attempt, message: self._decoding.scored(attempt, message),
         )
         self.handoffs = HandOffs(self.state, self.peers, callbacks)
-        self._decoding = Decoding(self.state, self.handoffs)
+        self._decoding = Decoding(self.state, self.peers, self.handoffs)
         self._admission = Admission(self.state, self._admitted, self._failed)
         self._overdue = OverdueWatch()
         self._awaited: set[int] = set()
@@ -159,8 +158,7 @@ class DecodeCore:
         elif kind == "done":
             self.handoffs.job_done(message.done.attempt, message.done.cached_tokens, peer, now)
         elif kind == "failed":
-            failed = message.failed
-            self.handoffs.job_failed(failed.attempt, failed.reason, failed.invalid, peer, now)
+            self.handoffs.job_failed(message.failed, peer, now)
         elif kind == "recheck":
             self.handoffs.rechecked(message.recheck, peer, now)
         self._after(now)
@@ -205,7 +203,7 @@ class DecodeCore:
             for attempt in self._attempts_of(router):
                 self._cancel(attempt)
         for attempt in [a for a in self.state.attempts.values() if now > a.deadline]:
-            self._failed(attempt, "deadline exceeded", False, now)
+            self._failed(attempt, "deadline exceeded", Blame.BLAME_DEADLINE, now)
         self.peers.keep_up(now)
         self.handoffs.tick(now)
         batcher = self.state.batcher
@@ -325,11 +323,8 @@ class DecodeCore:
         self.state.to_router(attempt, FromDecode(no_prefill=message))
         self._decoding.leave(attempt)
 
-    def _failed(self, attempt: Attempt, reason: str, invalid: bool, now: float) -> None:
-        message = AttemptFailed(attempt=attempt.id, reason=reason, invalid=invalid)
-        self.state.to_router(attempt, FromDecode(failed=message))
-        self.state.counters["attempts_failed"] += 1
-        self._decoding.leave(attempt)
+    def _failed(self, attempt: Attempt, reason: str, blame: "Blame.ValueType", now: float) -> None:
+        self._decoding.fail(attempt, reason, blame)
 
     def _own(self, router: int, attempt_id: str) -> Attempt | None:
         """An attempt of this very router: nobody can touch another one's."""

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.core.keys import BlockKey
-from cluster.stubs.common_pb2 import PromptLogprobs, WorkerAddress
+from cluster.stubs.common_pb2 import Blame, PromptLogprobs, WorkerAddress
 from cluster.stubs.link_pb2 import (
     BlockRef,
     CancelJob,
     First,
     FromDecodePeer,
+    JobFailed,
     JobRefused,
     Offer,
     Recheck,
@@ -30,7 +31,7 @@ from decode_worker.attempts import Attempt
 from decode_worker.jobs import answers, follows, is_told, make_job
 from decode_worker.peers import LinkState, Peer, Peers
 from decode_worker.state import State, copy_owner
-from decode_worker.transfer import Transfer
+from decode_worker.transfer import POKE_S, Transfer
 from engine.messages import Copy, CopyDone, Read, ReadDone, ReadFailed
 from kv_transfer.handoff import HandOff
 from kv_transfer.ranges import merge_ranges
@@ -38,7 +39,6 @@ from kv_transfer.ranges import merge_ranges
 MAX_PREFILL_TRIES = 2
 _HOLDERS_FAULTS = ("read timed out", "read failed", "no offer in time", "job failed")  # but no refusal, no lost link
 _HOLDERS_LIES = ("offered other content", "sent other first tokens", "told other log-probabilities")
-POKE_S = 0.05  # a read that takes longer may need the holder to poll, whatever the warm-up showed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Callbacks:
     first: Callable[[Attempt, First], None]
     settled: Callable[[Attempt, Transfer], None]
     no_prefill: Callable[[Attempt, str, float], None]
-    failed: Callable[[Attempt, str, bool, float], None]
+    failed: Callable[[Attempt, str, "Blame.ValueType", float], None]
     scored: Callable[[Attempt, PromptLogprobs], None]
 
 
@@ -141,15 +141,15 @@ class HandOffs:
         if transfer is not None:
             self._next_holder(transfer, "refused", now, detail=message.reason, refused=True)
 
-    def job_failed(self, attempt_id: str, reason: str, invalid: bool, peer: Peer, now: float) -> None:
-        transfer = self._current(attempt_id, peer)
-        if transfer is None:
-            return
-        if invalid:
-            transfer.timeline.left("invalid")
-            self._on.failed(transfer.attempt, reason, True, now)
-        else:
-            self._next_holder(transfer, "job failed", now, detail=reason)
+    def job_failed(self, message: JobFailed, peer: Peer, now: float) -> None:
+        transfer = self._current(message.attempt, peer)
+        if transfer is not None and message.blame in (Blame.BLAME_REQUEST, Blame.BLAME_DEADLINE):
+            transfer.timeline.left("invalid" if message.blame == Blame.BLAME_REQUEST else "deadline")
+            self._on.failed(transfer.attempt, message.reason, message.blame, now)
+        elif transfer is not None:
+            unsettled = message.blame == Blame.BLAME_UNSETTLED
+            transfer.attempt.suspects += [peer.name] if unsettled else []
+            self._next_holder(transfer, "job could not run" if unsettled else "job failed", now, detail=message.reason)
 
     def offered(self, offer: Offer, peer: Peer, now: float) -> None:
         transfer = self._current(offer.attempt, peer)
