@@ -36,7 +36,8 @@ class Client:
     stopped: set[int] = field(default_factory=set)
     next_scored: int = 1  # the prompt's next token whose log-probability is to come, if any are wanted
     outcome: str = UNSET
-    progress_at: float = 0.0
+    progress_at: float = 0.0  # tokens came, or its outcome
+    moved_up_at: float = 0.0  # while it waited in line, something came to one that goes before it
     excused_s: float = 0.0  # time in which its router was frozen, once it is over; before, less what it was when asked
     trace: Trace = field(default_factory=Trace)
     _right: dict[int, list[int]] = field(default_factory=dict)
@@ -53,6 +54,17 @@ class Client:
     def placed(self) -> bool:
         """Whether it has left the line at least once."""
         return "queue" in self.trace.timings_ms
+
+    def goes_before(self, other: "Client") -> bool:
+        """Whether this one, which the same router serves, may rightly be served before `other`, which waits in line.
+
+        Within a tenant those go first that came first, or are more urgent (docs/tenants.md). Between tenants it is for
+        simulation/turns.py to say. What was interrupted goes before all that is new.
+        """
+        if self.arrived < other.arrived:
+            return True
+        mine, its = self.request, other.request
+        return not any(other.got) and (mine.tenant != its.tenant or mine.priority < its.priority)
 
     def story(self) -> list[str]:
         """What is worth counting about a right answer: what it was drawn under, and what it went through."""
