@@ -101,4 +101,8 @@ class SimEngine:
         if self._loop.traced:
             self._loop.log(f"{self.process.name} < {brief(report)}")
         self._out_at = max(self._out_at, self._loop.now + self._loop.random.uniform(*_SOCKET_S))
-        self._loop.at(self._out_at, lambda: self._server.arrive(partial(self._reported, report)))
+        self._loop.at(self._out_at, lambda: self._server.arrive(partial(self._heard, report)))
+
+    def _heard(self, report: Report) -> None:
+        self.wire.heard(report)
+        self._reported(report)

@@ -13,7 +13,7 @@ from simulation.scenario import Share
 from simulation.site import Site, Violation
 
 GRACE_S = 1.0
-PATIENCE_S = 30.0  # with work present, some token or end comes within this time
+PATIENCE_S = 30.0  # within this time something comes to each request, or, while it waits, to one that goes before it
 
 
 class Load:
@@ -80,7 +80,7 @@ class Load:
         prompts = rng.randrange(2, 4) if rng.random() < self._site.scenario.batches else 1
         requests = [self._request(share, deadline) for _ in range(prompts)]
         if rng.random() < 0.15:
-            wish.stop_at = {rng.randrange(requests[0].n): rng.randrange(1, requests[0].max_tokens + 1)}
+            wish.stop_at = {rng.randrange(requests[0].n): rng.randrange(1, max(1, requests[0].max_tokens) + 1)}
         self._ask(rng.choice(routers), requests, wish, share)
 
     def _cancel(self, call: Call) -> None:
@@ -92,13 +92,21 @@ class Load:
         for client, router in self.clients.items():
             if client.over or not router.process.up:
                 continue
+            if router.in_line(client):
+                client.moved_up_at = self._news_in_line(client, router)
             excused = client.excused_s + router.process.frozen_s
             waited = now - client.arrived - excused
             if waited > client.request.deadline_s + GRACE_S:
                 raise Violation(f"I3: {client.request.request_id} has no outcome {waited:.1f} s after it came")
-            if now - client.progress_at - excused > PATIENCE_S:
-                raise Violation(f"I7: nothing happens to {client.request.request_id} since {client.progress_at:.1f}")
+            news_at = max(client.progress_at, client.moved_up_at)
+            if now - news_at - excused > PATIENCE_S:
+                raise Violation(f"I7: nothing happens to {client.request.request_id} since {news_at:.1f}")
         self._site.loop.after(1.0, self._watch)
+
+    def _news_in_line(self, waiting: Client, router: RouterLife) -> float:
+        """When something last came to one that goes before a request in line: a deep line is no standstill."""
+        before = [client for client in router.clients.values() if client.goes_before(waiting)]
+        return max((client.progress_at for client in before), default=0.0)
 
 
 def _brief(request: Request) -> str:

@@ -10,6 +10,7 @@ from router.effects import (
     CloseSession,
     CloseWatch,
     Deliver,
+    DeliverScores,
     Effect,
     Finished,
     OpenSession,
@@ -105,6 +106,11 @@ class RouterLife:
                 self._admit(client)
         self._check_line()
 
+    def in_line(self, client: Client) -> bool:
+        """Whether it waits for a place, be it that it had one and lost it."""
+        records = self.core.records(client.request.request_id)
+        return all(attempt.ended_ms is not None for record in records for attempt in record.attempts[-1:])
+
     def cancel(self, call: Call) -> None:
         """The client is gone, or one of its prompts failed."""
         for client in call.clients:
@@ -195,6 +201,8 @@ class RouterLife:
                 self._sessions[address].send(message)
             case Deliver():
                 self._deliver(effect)
+            case DeliverScores(request_id, scores):
+                self.clients[request_id].hear(scores, self.site.loop.now)
             case Finished(request_id, error):
                 self._finished(request_id, error)
             case OpenWatch(address):

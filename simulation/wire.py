@@ -76,6 +76,7 @@ class Wire:
         self._peers: set[str] = set()
         self._warming: dict[str, float] = {}  # peer -> deadline
         self._posted: dict[int, _Posted] = {}
+        self._told: set[int] = set()  # reads that have ended, while the word of it is on its way to the server
 
     @property
     def polls(self) -> bool:
@@ -83,8 +84,15 @@ class Wire:
         return self.process.up and self.serving
 
     def in_progress(self, *, silent: bool) -> int:
-        """Reads that have not ended; `silent`: only those whose holder's host went without a word."""
-        return sum(not silent or posted.holder.process.silent for posted in self._posted.values())
+        """Reads that the server has not heard the end of; `silent`: of those that have not ended, only the ones whose
+        holder's host went without a word."""
+        posted = sum(not silent or posted.holder.process.silent for posted in self._posted.values())
+        return posted + len(self._told)
+
+    def heard(self, report: Report) -> None:
+        """A report has come to the server."""
+        if isinstance(report, ReadDone | ReadFailed):
+            self._told.discard(report.id)
 
     def take(self, command: WireCommand) -> None:
         """One command of the server."""
@@ -185,6 +193,7 @@ class Wire:
 
     def _end(self, report: ReadDone | ReadFailed) -> None:
         del self._posted[report.id]
+        self._told.add(report.id)
         self._report(report)
 
 

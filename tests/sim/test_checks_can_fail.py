@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from cluster.quotas import LocalQuotas, Settlement, Take
+from cluster.scores import Scores
+from cluster.stubs.common_pb2 import PromptLogprobs
 from cluster.stubs.link_pb2 import PrefillHello
 from decode_worker.decoding import Decoding
 from decode_worker.peers import Peer, Peers
@@ -21,7 +23,8 @@ from router.endings import Endings
 from router.follow import Follow
 from router.lanes import Entry, Lanes
 from router.tenants import Tenant
-from simulation.run import simulate
+from simulation.load import PATIENCE_S
+from simulation.run import Simulation, simulate
 from simulation.scenario import Scenario, Share, draw_scenario
 
 REGRESSIONS = Path(__file__).parent / "regressions"
@@ -125,6 +128,16 @@ def forget_what_was_written_elsewhere(patch: Patch) -> None:
     patch.setattr("engine.stepper.Fold", Forgetful)
 
 
+def lose_what_a_failover_tells_of_the_prompt(patch: Patch) -> None:
+    real = Follow.take_scores
+
+    def take_scores(self: Follow, message: PromptLogprobs, vocab_size: int) -> Scores | None:
+        told = real(self, message, vocab_size)
+        return told if self.tries.number == 1 else None
+
+    patch.setattr(Follow, "take_scores", take_scores)
+
+
 def keep_every_permit(patch: Patch) -> None:
     def settle_now(self: LocalQuotas, settlements: Mapping[str, Settlement]) -> None:
         pass
@@ -166,6 +179,23 @@ def serve_tenants_by_name(patch: Patch) -> None:
     patch.setattr("simulation.run.draw_scenario", draw)
 
 
+def deep_lines(patch: Patch) -> None:
+    """Worlds without faults in which many ask at once, and the last of them waits for longer than I7 has patience."""
+
+    def draw(rng: random.Random, *, faults: bool = True) -> Scenario:
+        drawn = draw_scenario(rng, faults=False)
+        router = drawn.config.router.model_copy(update={"queue_limit": 64})
+        config = drawn.config.model_copy(update={"router": router})
+        return replace(drawn, shares=(), requests=30, span_s=1.0, step_s=0.35, token_s=0.002, rules=0.0, config=config)
+
+    patch.setattr("simulation.run.draw_scenario", draw)
+
+
+def serve_the_youngest_first(patch: Patch) -> None:
+    patch.setattr(Entry, "order", property(lambda self: (self.priority, -self.arrival)))
+    deep_lines(patch)
+
+
 def among(patch: Patch, *kinds: str) -> None:
     """Worlds as they are drawn, but with these faults, and often."""
 
@@ -184,9 +214,11 @@ MUTANTS: list[Callable[[Patch], None]] = [
     never_check_prefix_hits,
     end_one_token_early,
     forget_what_was_written_elsewhere,
+    lose_what_a_failover_tells_of_the_prompt,
     keep_every_permit,
     let_everybody_in,
     serve_tenants_by_name,
+    serve_the_youngest_first,
 ]
 
 
@@ -218,3 +250,12 @@ def test_a_fault_in_the_product_turns_a_seed_red(mutant: Callable[[Patch], None]
         if simulate(seed).violation:
             return
     pytest.fail("60 seeds found nothing wrong")
+
+
+def test_to_wait_for_long_behind_others_is_no_standstill(monkeypatch: Patch) -> None:
+    deep_lines(monkeypatch)
+    simulation = Simulation(1)
+    verdict = simulation.run()
+    assert not verdict.violation, verdict.line()
+    waited = [client.trace.timings_ms.get("queue", 0.0) / 1000 for client in simulation.load.clients]
+    assert max(waited) > PATIENCE_S
