@@ -13,7 +13,8 @@ def keep_right_hits(
 
     From the first wrong one on, the sequence gets fresh blocks instead, and the wrong one leaves the index with what
     may have been computed from it. Returns how many are right, whether there was room for the fresh ones (without
-    it the sequence keeps only what was right), and the blocks that left the index: others may be building on them.
+    it the sequence keeps only what was right), and the blocks that left the index: others may be building on them. A
+    block of which nobody else had hold is free by that, and may be one of the fresh ones: it has another life then.
     """
     blocks = sequence.blocks[:hits]
     right = 0
@@ -25,4 +26,4 @@ def keep_right_hits(
     books.release(blocks[right:], sequence.owner)
     fresh = books.allocate(hits - right, sequence.owner)
     sequence.blocks[right:hits] = fresh or []
-    return right, fresh is not None, doubted
+    return right, fresh is not None, [block for block in doubted if block not in (fresh or [])]

@@ -70,8 +70,8 @@ def lose_a_failed_attempt(patch: Patch) -> None:
 
 
 def never_check_prefix_hits(patch: Patch) -> None:
-    patch.setattr("prefill_worker.core.keep_right_hits", lambda books, sequence, hits, digests: hits)
-    patch.setattr("decode_worker.admission.keep_right_hits", lambda books, sequence, hits, digests: hits)
+    patch.setattr("prefill_worker.core.keep_right_hits", lambda books, sequence, hits, digests: (hits, True, []))
+    patch.setattr("decode_worker.admission.keep_right_hits", lambda books, sequence, hits, digests: (hits, True, []))
 
 
 def end_one_token_early(patch: Patch) -> None:
