@@ -180,13 +180,14 @@ def serve_tenants_by_name(patch: Patch) -> None:
 
 
 def deep_lines(patch: Patch) -> None:
-    """Worlds without faults in which many ask at once, and the last of them waits for longer than I7 has patience."""
+    """Worlds without faults in which many ask at once; in some the last one waits for longer than I7 has patience."""
 
     def draw(rng: random.Random, *, faults: bool = True) -> Scenario:
         drawn = draw_scenario(rng, faults=False)
         router = drawn.config.router.model_copy(update={"queue_limit": 64})
-        config = drawn.config.model_copy(update={"router": router})
-        return replace(drawn, shares=(), requests=30, span_s=1.0, step_s=0.35, token_s=0.002, rules=0.0, config=config)
+        engine = drawn.config.engine.model_copy(update={"max_batch": 2})
+        config = drawn.config.model_copy(update={"router": router, "engine": engine})
+        return replace(drawn, shares=(), requests=30, span_s=1.0, step_s=0.45, token_s=0.002, rules=0.0, config=config)
 
     patch.setattr("simulation.run.draw_scenario", draw)
 
@@ -254,8 +255,11 @@ def test_a_fault_in_the_product_turns_a_seed_red(mutant: Callable[[Patch], None]
 
 def test_to_wait_for_long_behind_others_is_no_standstill(monkeypatch: Patch) -> None:
     deep_lines(monkeypatch)
-    simulation = Simulation(1)
-    verdict = simulation.run()
-    assert not verdict.violation, verdict.line()
-    waited = [client.trace.timings_ms.get("queue", 0.0) / 1000 for client in simulation.load.clients]
-    assert max(waited) > PATIENCE_S
+    for seed in range(20):
+        simulation = Simulation(seed)
+        verdict = simulation.run()
+        assert not verdict.violation, verdict.line()
+        waited = [client.trace.timings_ms.get("queue", 0.0) / 1000 for client in simulation.load.clients]
+        if max(waited) > PATIENCE_S:
+            return
+    pytest.fail("nobody had to wait for so long")
