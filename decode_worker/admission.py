@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 from cluster.core.keys import KeyChain, root_key
+from cluster.stubs.common_pb2 import Blame
 from cluster.stubs.session_pb2 import AttemptRefused, FromDecode, Submit
 from decode_worker.attempts import Attempt, Phase, make_attempt, rules, spec
 from decode_worker.state import State
@@ -31,7 +32,7 @@ class Admission:
         self,
         state: State,
         admitted: Callable[[Attempt, float], None],
-        failed: Callable[[Attempt, str, bool, float], None],
+        failed: Callable[[Attempt, str, "Blame.ValueType", float], None],
         doubted: Callable[[list[int], float], None],
     ) -> None:
         self._state = state
@@ -96,7 +97,7 @@ class Admission:
         right, room, doubted = keep_right_hits(books, attempt.prompt, hits, report.digests)
         self._doubted(doubted, now)
         if not room:
-            self._failed(attempt, "no room to replace a prefix block that failed its check", False, now)
+            self._failed(attempt, "no room to replace a prefix block that failed its check", Blame.BLAME_WORKER, now)
             return
         if right < attempt.prefix_blocks:
             self._state.counters["prefix_hit_corrupt"] += 1
@@ -109,7 +110,7 @@ class Admission:
         if self._state.attempts.get(attempt.id) is not attempt:
             return
         if report.error:
-            self._failed(attempt, report.error, True, now)
+            self._failed(attempt, report.error, Blame.BLAME_REQUEST, now)
         else:
             self._checked_off(attempt, now)
 

@@ -62,6 +62,7 @@ class Attempt:
     phase: Phase = Phase.WAITING
     prompt: Sequence | None = None
     prefix_blocks: int = 0
+    suspects: list[str] = field(default_factory=list)  # prefill workers that could not run it; perhaps nobody can
     awaited: int = 0  # answers of the engine, before it may go on from `checking`
     said: list[FromDecode] = field(default_factory=list)  # what its router may have missed, besides tokens
     closing: FromDecode | None = None

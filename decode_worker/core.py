@@ -11,10 +11,9 @@ real gRPC streams and in simulation. A request's way through here:
 """
 
 from cluster.core.config import ClusterConfig
-from cluster.stubs.common_pb2 import WorkerAddress
+from cluster.stubs.common_pb2 import Blame, WorkerAddress
 from cluster.stubs.link_pb2 import FromPrefill, PrefillHello
 from cluster.stubs.session_pb2 import (
-    AttemptFailed,
     FromDecode,
     FromRouter,
     HandedOff,
@@ -74,7 +73,7 @@ class DecodeCore:
             self._doubted,
         )
         self.handoffs = HandOffs(self.state, self.peers, callbacks)
-        self._decoding = Decoding(self.state, self.handoffs)
+        self._decoding = Decoding(self.state, self.peers, self.handoffs)
         self._admission = Admission(self.state, self._admitted, self._failed, self._doubted)
         self._overdue = OverdueWatch()
         self._awaited: set[int] = set()
@@ -205,7 +204,7 @@ class DecodeCore:
             for attempt in self._attempts_of(router):
                 self._cancel(attempt)
         for attempt in [a for a in self.state.attempts.values() if now > a.deadline]:
-            self._failed(attempt, "deadline exceeded", False, now)
+            self._failed(attempt, "deadline exceeded", Blame.BLAME_DEADLINE, now)
         self.peers.keep_up(now)
         self.handoffs.tick(now)
         batcher = self.state.batcher
@@ -325,17 +324,14 @@ class DecodeCore:
         self.state.to_router(attempt, FromDecode(no_prefill=message))
         self._decoding.leave(attempt)
 
-    def _failed(self, attempt: Attempt, reason: str, invalid: bool, now: float) -> None:
-        message = AttemptFailed(attempt=attempt.id, reason=reason, invalid=invalid)
-        self.state.to_router(attempt, FromDecode(failed=message))
-        self.state.counters["attempts_failed"] += 1
-        self._decoding.leave(attempt)
+    def _failed(self, attempt: Attempt, reason: str, blame: "Blame.ValueType", now: float) -> None:
+        self._decoding.fail(attempt, reason, blame)
 
     def _doubted(self, blocks: list[int], now: float) -> None:
         """These left the index because what is in them may be wrong: attempts that build on them go elsewhere."""
         for attempt in list(self.state.attempts.values()):
             if any(not set(blocks).isdisjoint(sequence.blocks) for sequence in attempt.sequences()):
-                self._failed(attempt, "a block that it builds on is in doubt", False, now)
+                self._failed(attempt, "a block that it builds on is in doubt", Blame.BLAME_WORKER, now)
 
     def _own(self, router: int, attempt_id: str) -> Attempt | None:
         """An attempt of this very router: nobody can touch another one's."""

@@ -2,12 +2,13 @@
 
 from cluster.core.errors import IntegrityError
 from cluster.scores import messages as score_messages
-from cluster.stubs.common_pb2 import PromptLogprobs, TokenLogprob
+from cluster.stubs.common_pb2 import Blame, PromptLogprobs, TokenLogprob
 from cluster.stubs.link_pb2 import First
 from cluster.stubs.session_pb2 import AttemptFailed, FromDecode, Preempted
 from decode_worker.attempts import Attempt, Phase, Sample, spec
 from decode_worker.handoffs import HandOffs
 from decode_worker.outbox import logprob_message
+from decode_worker.peers import Peers
 from decode_worker.state import State
 from engine.batcher import RowResult
 from engine.messages import StepDone
@@ -17,8 +18,9 @@ from engine.sequence import Sequence
 class Decoding:
     """Attempts whose tokens are written here."""
 
-    def __init__(self, state: State, handoffs: HandOffs) -> None:
+    def __init__(self, state: State, peers: Peers, handoffs: HandOffs) -> None:
         self._state = state
+        self._peers = peers
         self._handoffs = handoffs
         self._of: dict[int, tuple[Attempt, Sample | None]] = {}  # sequence id -> whose it is
 
@@ -57,6 +59,7 @@ class Decoding:
 
     def end_unwritten(self, attempt: Attempt) -> None:
         """Nothing is to be written, and all that was asked of the prompt is told."""
+        self._runs(attempt)
         for sample in attempt.live:
             sample.end = "length"
             self._state.sessions.end(attempt, sample)
@@ -101,7 +104,9 @@ class Decoding:
                 continue
             attempt, sample = owner
             if result.error is not None:
-                self._fail(attempt, result.error)
+                self.fail(
+                    attempt, result.error.reason, Blame.BLAME_REQUEST if result.error.refused else Blame.BLAME_UNSETTLED
+                )
             elif sample is None:
                 self._prompt_row(attempt, result)
             elif not sample.finished and result.sampled:
@@ -134,6 +139,13 @@ class Decoding:
             self._finish(attempt, attempt.samples[index])
             self._end_if_done(attempt)
 
+    def fail(self, attempt: Attempt, reason: str, blame: "Blame.ValueType") -> None:
+        """This worker cannot go on with the attempt."""
+        self._state.counters["attempts_failed"] += 1
+        message = AttemptFailed(attempt=attempt.id, reason=reason, blame=blame)
+        self._state.to_router(attempt, FromDecode(failed=message))
+        self.leave(attempt)
+
     def leave(self, attempt: Attempt) -> None:
         """The attempt owns nothing from now on. Valid in every phase, twice as well."""
         if self._state.attempts.pop(attempt.id, None) is None:
@@ -150,7 +162,7 @@ class Decoding:
         if not victims:
             owner = self._of.get(wanting.id)
             if owner is not None:
-                self._fail(owner[0], "the pool has no room for what is protected from pre-emption")
+                self.fail(owner[0], "the pool has no room for what is protected from pre-emption", Blame.BLAME_WORKER)
             return False
         victim = max(victims, key=lambda a: (a.arrival, a.id))
         self._state.counters["preempted"] += 1
@@ -181,11 +193,18 @@ class Decoding:
         """Positions of the prompt's full blocks."""
         return len(attempt.prompt_ids) // self._state.block_size * self._state.block_size
 
+    def _runs(self, attempt: Attempt) -> None:
+        """The attempt can be served, so who could not run it had a fault."""
+        if attempt.suspects:
+            self._peers.convict(attempt.suspects)
+            attempt.suspects = []
+
     def _emit(self, attempt: Attempt, sample: Sample, token: int, logprob: TokenLogprob | None) -> None:
         """One more token of a sample, into its router's outbox; the sample may end by it."""
         if sample.finished:
             return
         sample.emitted.append(token)
+        self._runs(attempt)
         end = self._end_reason(attempt, sample, token)
         if logprob is not None:
             sample.logprobs.append(logprob)
@@ -209,13 +228,6 @@ class Decoding:
     def _end_if_done(self, attempt: Attempt) -> None:
         if not attempt.live:
             self.leave(attempt)
-
-    def _fail(self, attempt: Attempt, reason: str) -> None:
-        """The engine refused this attempt's row: another worker would as well."""
-        self._state.counters["attempts_failed"] += 1
-        message = AttemptFailed(attempt=attempt.id, reason=reason, invalid=True)
-        self._state.to_router(attempt, FromDecode(failed=message))
-        self.leave(attempt)
 
     def _drop(self, sequence: Sequence) -> None:
         self._of.pop(sequence.id, None)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.core.keys import BlockKey
-from cluster.stubs.common_pb2 import PromptLogprobs, WorkerAddress
+from cluster.stubs.common_pb2 import Blame, PromptLogprobs, WorkerAddress
 from cluster.stubs.link_pb2 import (
     BlockRef,
     CancelJob,
@@ -32,7 +32,7 @@ from decode_worker.jobs import answers, follows, is_told, make_job
 from decode_worker.peers import LinkState, Peer, Peers
 from decode_worker.publishing import close, distrust, publish
 from decode_worker.state import State, copy_owner
-from decode_worker.transfer import Transfer
+from decode_worker.transfer import POKE_S, Transfer
 from engine.messages import Copy, CopyDone, Read, ReadDone, ReadFailed
 from kv_transfer.handoff import HandOff, Word
 from kv_transfer.ranges import merge_ranges
@@ -46,7 +46,6 @@ _HOLDERS_FAULTS = (
     "sent corrupt blocks",
 )  # but no refusal, no lost link
 _HOLDERS_LIES = ("offered other content", "sent other first tokens", "told other log-probabilities")
-POKE_S = 0.05  # a read that takes longer may need the holder to poll, whatever the warm-up showed
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Callbacks:
     first: Callable[[Attempt, First], None]
     settled: Callable[[Attempt, Transfer], None]
     no_prefill: Callable[[Attempt, str, float], None]
-    failed: Callable[[Attempt, str, bool, float], None]
+    failed: Callable[[Attempt, str, "Blame.ValueType", float], None]
     scored: Callable[[Attempt, PromptLogprobs], None]
     doubted: Callable[[list[int], float], None]
 
@@ -152,16 +151,16 @@ class HandOffs:
 
     def job_failed(self, message: JobFailed, peer: Peer, now: float) -> None:
         transfer = self._current(message.attempt, peer)
-        if transfer is None:
-            return
-        if message.invalid:
-            transfer.timeline.left("invalid")
-            self._on.failed(transfer.attempt, message.reason, True, now)
-        elif message.HasField("distrusted_from"):
+        if transfer is not None and message.blame in (Blame.BLAME_REQUEST, Blame.BLAME_DEADLINE):
+            transfer.timeline.left("invalid" if message.blame == Blame.BLAME_REQUEST else "deadline")
+            self._on.failed(transfer.attempt, message.reason, message.blame, now)
+        elif transfer is not None and message.HasField("distrusted_from"):
             self._on.doubted(distrust(self._state, transfer, message.distrusted_from), now)
             self._next_holder(transfer, "sent corrupt blocks", now, detail=message.reason)
-        else:
-            self._next_holder(transfer, "job failed", now, detail=message.reason)
+        elif transfer is not None:
+            unsettled = message.blame == Blame.BLAME_UNSETTLED
+            transfer.attempt.suspects += [peer.name] if unsettled else []
+            self._next_holder(transfer, "job could not run" if unsettled else "job failed", now, detail=message.reason)
 
     def offered(self, offer: Offer, peer: Peer, now: float) -> None:
         transfer = self._current(offer.attempt, peer)

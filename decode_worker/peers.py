@@ -49,6 +49,7 @@ class Peers:
         self._members: dict[str, WorkerAddress] = {}
         self._missed: dict[str, float] = {}  # members without a link: when to dial them again
         self._breakers: dict[str, Breaker] = {}  # outlive links
+        self._convicted: list[str] = []  # by name, of faults that no breaker has heard of yet
 
     def get(self, peer: str) -> Peer | None:
         return self._peers.get(peer)
@@ -66,6 +67,10 @@ class Peers:
         """The breaker of this pair, for as long as the peer lives."""
         return self._breakers.setdefault(peer.name, Breaker(self._state.config.handoff.breaker_failures))
 
+    def convict(self, names: list[str]) -> None:
+        """What these could not run, another worker can. It counts with the next `keep_up`, which knows the time."""
+        self._convicted += names
+
     def members(self, addresses: list[WorkerAddress]) -> None:
         """Every prefill worker that exists, dialled before the first request needs it."""
         self._members = {agent_name(a.worker, a.epoch): a for a in addresses}
@@ -78,7 +83,15 @@ class Peers:
         self._breakers = {name: breaker for name, breaker in self._breakers.items() if name in living}
 
     def keep_up(self, now: float) -> None:
-        """Dial members again whose link was lost, each after a pause of its own so that not all dial at once."""
+        """Dial members again whose link was lost, each after a pause of its own so that not all dial at once.
+
+        Breakers learn who was convicted.
+        """
+        convicted, self._convicted = self._convicted, []
+        for name in convicted:
+            breaker = self._breakers.get(name)
+            if breaker is not None and breaker.failed(now):
+                self._state.counters["breaker_opened"] += 1
         for name, address in self._members.items():
             if name in self._peers:
                 self._missed.pop(name, None)

@@ -10,6 +10,7 @@ from kv_transfer.handoff import HandOff
 from kv_transfer.staging import Staging
 
 MOST_OFFERS = 64  # remembered
+POKE_S = 0.05  # a read that takes longer may need the holder to poll, whatever the warm-up showed
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cluster.core.errors import IntegrityError
 from engine.blocks import BlockBooks
-from engine.messages import Fill, FilledBlock, Row, Sampled, Scored, Step, StepDone
+from engine.messages import Fill, FilledBlock, Row, RowError, Sampled, Scored, Step, StepDone
 from engine.rates import Work
 from engine.scheduler import StepBudget, choose
 from engine.sequence import Sequence
@@ -27,7 +27,7 @@ class RowResult:
     sequence: Sequence
     sampled: list[Sampled]
     filled: list[tuple[int, FilledBlock]]
-    error: str | None
+    error: RowError | None
     scored: Scored | None = None
     written: int = 0
 

@@ -268,6 +268,13 @@ class Scored(msgspec.Struct, frozen=True, array_like=True):
         return len(self.ranks) // 4
 
 
+class RowError(msgspec.Struct, frozen=True):
+    """Why a row failed. `refused`: for what it asks, and any engine would; else this one could not run it."""
+
+    reason: str
+    refused: bool = False
+
+
 class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     """`samples[i]` belongs to row i of the plan, one entry per SampleSpec. `errors`: rows that failed, by index.
 
@@ -277,7 +284,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     plan: int
     samples: list[list[Sampled]]
     filled: list[FilledBlock]
-    errors: dict[int, str]
+    errors: dict[int, RowError]
     seconds: float
     scored: dict[int, Scored] = {}
 

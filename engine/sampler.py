@@ -28,6 +28,10 @@ IdsN = NDArray[np.int64]
 _TIERS = (1e-2, 1e-4, 1e-6, 0.0)
 
 
+class BadLogits(ValueError):
+    """Logits that are not finite at their maximum: nothing can be drawn from them."""
+
+
 def sample(
     logits: NDArray[np.float32], specs: Sequence[Sequence[SampleSpec]], positions: Sequence[int]
 ) -> list[list[Sampled]]:
@@ -49,12 +53,12 @@ def sample_row(
 ) -> list[Sampled]:
     """Draw one token per spec from one row's logits [V]; `shaped_V`: the same under the request's rules.
 
-    Raises ValueError for bad logits or an impossible spec.
+    Raises BadLogits, and ValueError for rules that leave nothing and for an impossible spec.
     """
     raw_peak = _peak(logits_V, int(logits_V.argmax()))
     from_V = logits_V if shaped_V is None else shaped_V
     best = int(from_V.argmax())
-    peak = raw_peak if shaped_V is None else _peak(shaped_V, best)
+    peak = raw_peak if shaped_V is None else _peak(shaped_V, best, ValueError)
     raw_norm: float | None = None
     results = []
     for spec in specs:
@@ -87,10 +91,10 @@ def _norm(logits_V: FloatsV, peak: float) -> float:
     return peak + math.log(np.exp(logits_V - np.float32(peak)).sum(dtype=np.float64))
 
 
-def _peak(logits_V: FloatsV, best: int) -> float:
-    """The largest logit. Raises ValueError when it is not finite; argmax finds the first NaN when there is one."""
+def _peak(logits_V: FloatsV, best: int, error: type[ValueError] = BadLogits) -> float:
+    """The largest logit. Raises `error` when it is not finite; argmax finds the first NaN when there is one."""
     if not math.isfinite(peak := float(logits_V[best])):
-        raise ValueError(f"the largest logit is {peak}")
+        raise error(f"the largest logit is {peak}")
     return peak
 
 

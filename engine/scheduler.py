@@ -1,9 +1,10 @@
 """Which sequences get a share of the next step (pure).
 
 1. Every decoding sequence takes one position, least recently run first, up to `max_batch`.
-2. What is left of `chunk_tokens` goes to sequences that still read: the one with the fewest positions left first,
-   so short prompts pass between the chunks of a long one; each step without a share counts as `chunk_tokens`
-   positions less, so nobody waits for ever. While sequences decode, readers get at most `local_share` of the chunk.
+2. What is left of `chunk_tokens` goes to sequences that still read: at least a quarter of it to the one that came
+   first, so everybody's turn comes, however many short prompts keep coming; the rest by the fewest positions left,
+   so short prompts pass between the chunks of a long one. While sequences decode, readers get at most `local_share`
+   of the chunk, but an eighth of it also where the streams alone are as many as that.
 """
 
 from collections.abc import Iterable
@@ -21,6 +22,11 @@ class StepBudget:
     local_share: float = 1.0
 
     @property
+    def least_tokens(self) -> int:
+        """What readers may take of a step that streams alone would fill."""
+        return max(1, self.chunk_tokens // 8)
+
+    @property
     def local_tokens(self) -> int:
         """What readers may take of a step while sequences decode."""
         return max(1, int(self.chunk_tokens * self.local_share))
@@ -31,19 +37,19 @@ def choose(sequences: Iterable[Sequence], budget: StepBudget) -> list[tuple[Sequ
     runnable = [s for s in sequences if s.runnable]
     decoding = sorted((s for s in runnable if s.decoding), key=lambda s: (s.last_plan, s.arrival, s.id))
     chosen = [(s, 1) for s in decoding[: budget.max_batch]]
-    left = budget.chunk_tokens - len(chosen)
+    readers = sorted((s for s in runnable if not s.decoding), key=lambda s: (s.remaining, s.arrival, s.id))
+    if not readers:
+        return chosen
+    left = max(budget.chunk_tokens - len(chosen), budget.least_tokens)
     if chosen:
         left = min(left, budget.local_tokens)
-    readers = sorted(
-        (s for s in runnable if not s.decoding),
-        key=lambda s: (s.remaining - s.passed_over * budget.chunk_tokens, s.arrival, s.id),
-    )
+    oldest = min(readers, key=lambda s: (s.arrival, s.id))
+    kept = min(oldest.remaining, -(-left // 4))  # for the oldest, until it has its share
     for sequence in readers:
-        if left <= 0:
-            sequence.passed_over += 1
-            continue
-        share = min(left, sequence.remaining)
-        chosen.append((sequence, share))
-        sequence.passed_over = 0
-        left -= share
+        if sequence is oldest:
+            kept = 0
+        share = min(left - kept, sequence.remaining)
+        if share > 0:
+            chosen.append((sequence, share))
+            left -= share
     return chosen

@@ -36,7 +36,6 @@ class Sequence:
     known_blocks: int = 0  # entries of the block table that the engine has
     knows_rules: bool = False  # the engine does, and follows the tokens from there
     last_plan: int = 0
-    passed_over: int = 0  # steps in which this sequence got no share of the budget
     runnable: bool = False
 
     @property

@@ -1,11 +1,13 @@
-"""One engine step: rows in, tokens and digests out. What a row's client did wrong ends that row alone (I8, FAULTS C29).
+"""One engine step: rows in, tokens and digests out. What is wrong with a row ends that row alone (I8, FAULTS C29).
 
 1. Forget the sequences that the plan drops.
 2. For each row apply its block-table delta and check it: token ids, positions, table, fills. A bad row is an error.
 3. One forward over the good rows. When it raises and there are several, run them one by one, so that only the guilty
-   row fails; running a row again writes the same bytes to the same places.
+   row fails; running a row again writes the same bytes to the same places. Whether the guilt is the row's own or this
+   engine's, which may be out of memory, cannot be told from here.
    What is asked of a prompt's own tokens (engine/scorer.py) is taken from the logits while they are there.
 4. Draw each row's samples, under its rules (engine/rules.py). A row whose logits are not finite fails alone.
+   What a client asked for and no engine can do - token ids, rules, grammars - is refused: see RowError.
 5. Digest the blocks that the surviving rows filled.
 """
 
@@ -15,21 +17,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.core.clock import Clock
-from cluster.core.errors import ModelError
+from cluster.core.errors import GrammarError, ModelError
 from engine.grammars import Grammars
-from engine.messages import FilledBlock, Row, Sampled, Score, Scored, Step, StepDone
+from engine.messages import FilledBlock, Row, RowError, Sampled, Score, Scored, Step, StepDone
 from engine.model.base import ForwardRow, Model
 from engine.pool import Memory
 from engine.rules import Fold
-from engine.sampler import sample_row
+from engine.sampler import BadLogits, sample_row
 from engine.scorer import Scorer
 
-# What a forward raises because of what it was given. IntegrityError and everything unheard-of end the process instead.
+# What a forward may raise for one row and not for others. IntegrityError and everything unheard-of end the process.
 ROW_FAILURES = (ValueError, IndexError, RuntimeError, ArithmeticError, MemoryError, ModelError)
 
 
 class BadRow(ValueError):
-    """A row that cannot be run as it stands."""
+    """A row that cannot be run as it stands: it contradicts this engine's books."""
+
+
+class Refused(BadRow):
+    """A row that asks for what no engine can do."""
 
 
 @dataclass(slots=True)
@@ -56,13 +62,13 @@ class Stepper:
         started = self._clock.now()
         for sequence in step.drop:
             self._sequences.pop(sequence, None)
-        errors: dict[int, str] = {}
+        errors: dict[int, RowError] = {}
         forwards: dict[int, ForwardRow] = {}
         for index, row in enumerate(step.rows):
             try:
                 forwards[index] = self._prepare(row)
             except BadRow as error:
-                errors[index] = str(error)
+                errors[index] = RowError(str(error), refused=isinstance(error, Refused))
         scored: dict[int, Scored] = {}
         scores = {index: step.rows[index].score for index in forwards}
         logits = self._forward(forwards, scores, scored, errors)
@@ -71,7 +77,7 @@ class Stepper:
         return StepDone(step.plan, samples, filled, errors, self._clock.now() - started, scored)
 
     def _prepare(self, row: Row) -> ForwardRow:
-        """Apply the row's table delta and check it against the model and the pool. Raises BadRow."""
+        """Apply the row's table delta and check it against the model and the pool. Raises BadRow, Refused."""
         state = self._sequences.setdefault(row.sequence, SequenceState())
         if not 0 <= row.table_from <= len(state.table):
             raise BadRow(f"a table delta from entry {row.table_from} of a table of {len(state.table)}")
@@ -95,16 +101,16 @@ class Stepper:
         return ForwardRow(tokens, row.start, state.table.copy(), row.write, bool(row.samples), scored)
 
     def _scored(self, score: Score, tokens: int) -> range:
-        """Which of the row's tokens are scored. Raises BadRow."""
+        """Which of the row's tokens are scored. Raises BadRow, Refused."""
         if not 0 <= score.first <= score.first + len(score.targets) <= tokens or not score.targets:
             raise BadRow(f"{len(score.targets)} targets from {score.first} of a row of {tokens} tokens")
         if not 0 <= score.top <= self._model.vocab_size:
-            raise BadRow(f"the {score.top} most likely of {self._model.vocab_size} tokens")
+            raise Refused(f"the {score.top} most likely of {self._model.vocab_size} tokens")
         self._check_tokens(score.targets)
         return range(score.first, score.first + len(score.targets))
 
     def _follow(self, row: Row, tokens: list[int], state: SequenceState) -> None:
-        """Start the fold of the row's rules, or take it further. Raises BadRow."""
+        """Start the fold of the row's rules, or take it further. Raises BadRow, Refused."""
         try:
             if row.start_rules is not None:
                 rules, history = row.start_rules.rules, row.start_rules.history
@@ -116,8 +122,11 @@ class Stepper:
                 state.fold = Fold(rules, history, vocab_size=vocab, eos_ids=ends, matcher=matcher)
             elif state.fold is not None:
                 state.fold.follow(row.start, tokens)
+        except BadRow:
+            raise
         except ValueError as error:
-            raise BadRow(str(error)) from error
+            asked = row.start_rules is not None or isinstance(error, GrammarError)
+            raise (Refused if asked else BadRow)(str(error)) from error
 
     def _tokens(self, row: Row, state: SequenceState) -> list[int]:
         if row.tokens is None:
@@ -132,14 +141,14 @@ class Stepper:
     def _check_tokens(self, tokens: list[int]) -> None:
         low, high = min(tokens), max(tokens)
         if low < 0 or high >= self._model.vocab_size:
-            raise BadRow(f"token id {low if low < 0 else high} is not within [0, {self._model.vocab_size})")
+            raise Refused(f"token id {low if low < 0 else high} is not within [0, {self._model.vocab_size})")
 
     def _forward(
         self,
         rows: dict[int, ForwardRow],
         scores: dict[int, Score | None],
         scored: dict[int, Scored],
-        errors: dict[int, str],
+        errors: dict[int, RowError],
     ) -> dict[int, NDArray[np.float32]]:
         """Run rows by their index. Returns logits [V] of those that want them; adds to `scored`, and to `errors`."""
         if not rows:
@@ -151,7 +160,7 @@ class Stepper:
         except ROW_FAILURES as error:
             if len(rows) == 1:
                 (index,) = rows
-                errors[index] = f"{type(error).__name__}: {error}"
+                errors[index] = RowError(f"{type(error).__name__}: {error}")
                 return {}
             results: dict[int, NDArray[np.float32]] = {}
             for index, row in rows.items():
@@ -166,7 +175,7 @@ class Stepper:
         row: Row,
         forwards: dict[int, ForwardRow],
         logits: dict[int, NDArray[np.float32]],
-        errors: dict[int, str],
+        errors: dict[int, RowError],
     ) -> list[Sampled]:
         if index not in logits:
             return []
@@ -175,7 +184,7 @@ class Stepper:
             shaped = None if fold is None else fold.shape(logits[index])
             drawn = sample_row(logits[index], row.samples, row.start + len(forwards[index].tokens), shaped)
         except ValueError as error:
-            errors[index] = str(error)
+            errors[index] = RowError(str(error), refused=not isinstance(error, BadLogits))
             return []
         self._sequences[row.sequence].last = drawn[0].token
         return drawn

@@ -9,7 +9,7 @@ from collections import Counter
 from cluster.core.config import ClusterConfig
 from cluster.core.keys import KeyChain, root_key
 from cluster.scores import messages as score_messages
-from cluster.stubs.common_pb2 import WorkerIdentity
+from cluster.stubs.common_pb2 import Blame, WorkerIdentity
 from cluster.stubs.link_pb2 import (
     FromDecodePeer,
     FromPrefill,
@@ -144,7 +144,7 @@ class PrefillCore:
                 if now > min(job.pinned_until, job.deadline):
                     self._leave(job, "pins_expired")
             elif now > job.deadline:
-                self._fail(job, "deadline exceeded", invalid=False)
+                self._fail(job, "deadline exceeded", Blame.BLAME_DEADLINE)
         sent_at = self.batcher.plan_sent_at if self.batcher.in_flight else None
         waited = self._overdue.check(now, sent_at, self.batcher.in_flight_tokens, asked=bool(self._checks))
         if waited is not None:
@@ -159,7 +159,7 @@ class PrefillCore:
     def hand_over(self, now: float) -> None:
         """The time to drain is over: decode workers keep what they have verified and go on without us."""
         for job in list(self.jobs.values()):
-            self._fail(job, "draining", invalid=False)
+            self._fail(job, "draining", Blame.BLAME_WORKER)
         self._after(now)
 
     def take_effects(self) -> list[Effect]:
@@ -175,7 +175,8 @@ class PrefillCore:
             problem = "this attempt has a job here already"
         if problem is not None:
             self.counters["jobs_invalid"] += 1
-            self._send(link, FromPrefill(failed=JobFailed(attempt=message.attempt, reason=problem, invalid=True)))
+            failed = JobFailed(attempt=message.attempt, reason=problem, blame=Blame.BLAME_REQUEST)
+            self._send(link, FromPrefill(failed=failed))
             return
         job, reason = self._reserve(link, message, now)
         if job is None:
@@ -234,7 +235,7 @@ class PrefillCore:
         right, room, doubted = keep_right_hits(self.books, job.sequence, job.prefix_blocks, digests)
         self._doubt(doubted)
         if not room:
-            self._fail(job, "no room to replace a prefix block that failed its check", invalid=False)
+            self._fail(job, "no room to replace a prefix block that failed its check", Blame.BLAME_WORKER)
             return
         if right < job.prefix_blocks:
             self.counters["prefix_hit_corrupt"] += 1
@@ -244,7 +245,7 @@ class PrefillCore:
     def _prepared(self, job: Job, error: str, now: float) -> None:
         """The engine can keep the job's draws to its grammar, or cannot."""
         if self.jobs.get(job.id) is job:
-            self._fail(job, error, invalid=True) if error else self._checked_off(job, now)
+            self._fail(job, error, Blame.BLAME_REQUEST) if error else self._checked_off(job, now)
 
     def _checked_off(self, job: Job, now: float) -> None:
         """One thing less that the job waits for."""
@@ -272,7 +273,7 @@ class PrefillCore:
         if job is None:
             return
         if result.error is not None:
-            self._fail(job, result.error, invalid=True)
+            self._fail(job, result.error.reason, Blame.BLAME_REQUEST if result.error.refused else Blame.BLAME_UNSETTLED)
             return
         self.counters["prompt_tokens_computed"] += result.written
         for index, block in result.filled:
@@ -322,8 +323,8 @@ class PrefillCore:
 
     # -- ending ---------------------------------------------------------------------------------------------------
 
-    def _fail(self, job: Job, reason: str, *, invalid: bool) -> None:
-        failed = JobFailed(attempt=job.message.attempt, reason=reason, invalid=invalid)
+    def _fail(self, job: Job, reason: str, blame: "Blame.ValueType") -> None:
+        failed = JobFailed(attempt=job.message.attempt, reason=reason, blame=blame)
         self._send(job.link, FromPrefill(failed=failed))
         self._leave(job, "failed")
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from cluster.core.config import RouterSettings, TimingSettings
-from cluster.core.errors import DeadlineExceeded, HeadraceError, Overloaded, Unavailable
+from cluster.core.errors import HeadraceError, Overloaded, Unavailable
 from cluster.core.protocol import PROTOCOL
 from cluster.stubs import session_pb2 as pb
 from cluster.stubs.watch_pb2 import WatchEvent
@@ -194,8 +194,7 @@ class DispatcherCore:
                 self._endings.lose(worker, "its session did not come back", now, blamed=not worker.watch.open)
         for follow in list(self._books.requests.values()):
             if now >= follow.deadline:
-                error = DeadlineExceeded(f"not finished within {follow.request.deadline_s:g} s")
-                self._endings.finish(follow, error, now)
+                self._endings.finish(follow, follow.too_late(), now)
         self._end_stranded(now)
         return self._pump(now)
 

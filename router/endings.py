@@ -52,6 +52,7 @@ class Endings:
         name = "ok" if error is None else next(name for kind, name in _OUTCOMES if isinstance(error, kind))
         attempt = self._books.close(follow, name if error is None else f"{name}: {error}", now)
         if attempt is not None and error is None:
+            self.runs(follow, now)
             self.settle(attempt)
             self._books.workers.by_address[attempt.address].health.succeeded()
         elif attempt is not None:
@@ -65,6 +66,13 @@ class Endings:
         if attempt is not None:
             self.send(attempt.address, pb.FromRouter(cancel=pb.CancelAttempt(attempt=attempt.id)))
         self.counters["outcome_cancelled"] += 1
+
+    def runs(self, follow: Follow, now: float) -> None:
+        """The request can be served, so every worker that could not run it has a fault of its own."""
+        guilty, follow.tries.could_not_run = follow.tries.could_not_run, []
+        for worker in self._books.workers.by_address.values() if guilty else ():
+            if worker.epoch in guilty:
+                worker.health.failed(now)
 
     def unserved(self, follow: Follow, why: str, now: float) -> None:
         """Nobody can go on with it. What was streamed stays right, but incomplete (I4)."""
@@ -91,15 +99,21 @@ class Endings:
         Not `blamed`: a connection was lost, the worker may be well; such an attempt is none of max_attempts.
         """
         self.counters["attempts_failed"] += 1
-        follow.tries.failures += blamed
-        follow.tries.lost += not blamed
-        follow.tries.avoid.add(attempt.epoch)
+        tries = follow.tries
+        tries.failures += blamed
+        tries.lost += not blamed
+        tries.avoid.add(attempt.epoch)
         follow.entry.blocked_since = None
         # Lost for the first time: at once. Who loses it again and again is not asked in a hot loop.
-        delay_s = 0.0 if blamed or follow.tries.lost == 1 else backoff_s(follow.tries.lost)
+        delay_s = 0.0 if blamed or tries.lost == 1 else backoff_s(tries.lost)
         self.put_back(follow, now, delay_s=delay_s)
-        if follow.tries.failures >= self._max_attempts and follow.request.request_id in self._books.requests:
-            self.unserved(follow, f"{follow.tries.failures} attempts failed, the last one: {why}", now)
+        if tries.failures >= self._max_attempts and follow.request.request_id in self._books.requests:
+            text = f"{tries.failures} attempts failed, the last one: {why}"
+            if len(tries.could_not_run) == tries.failures and len(set(tries.could_not_run)) > 1:
+                # One repeats the other: it is the request, and to ask again later is of no use.
+                self.finish(follow, RequestFailed(text), now)
+            else:
+                self.unserved(follow, text, now)
 
     def lose(self, worker: WorkerView, why: str, now: float, *, blamed: bool = True) -> None:
         """Every attempt on this decode worker is lost. Should it come back as the same peer, its hello cancels them.

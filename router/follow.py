@@ -12,6 +12,7 @@ trusted.
 import enum
 from dataclasses import dataclass, field
 
+from cluster.core.errors import DeadlineExceeded
 from cluster.core.ids import attempt_id
 from cluster.core.keys import BlockKey, KeyChain, root_key
 from cluster.scores import Scores, read
@@ -72,6 +73,7 @@ class Tries:
     handed_over: int = 0  # by workers that left in order
     no_prefill: int = 0
     avoid: set[int] = field(default_factory=set)
+    could_not_run: list[int] = field(default_factory=list)  # epochs; theirs was the fault if another one can
     fingerprint: bytes | None = None  # of the weights that wrote the first delivered token
     stranded_since: float | None = None
 
@@ -215,6 +217,10 @@ class Follow:
         attempt.record.accepted_ms = self.record.since(now)
         self.trace.attempts += 1
         self.trace.timings_ms.setdefault("placed", (now - attempt.submitted) * 1000)
+
+    def too_late(self) -> DeadlineExceeded:
+        """How it ends when its deadline has passed, whoever notices first."""
+        return DeadlineExceeded(f"not finished within {self.request.deadline_s:g} s")
 
     def turned_away(self) -> None:
         """No prefill worker would have it after all: the present attempt never began."""

@@ -6,7 +6,7 @@ changes nothing.
 
 from cluster.core.errors import InvalidRequest, RequestFailed
 from cluster.stubs import session_pb2 as pb
-from cluster.stubs.common_pb2 import PromptLogprobs
+from cluster.stubs.common_pb2 import Blame, PromptLogprobs
 from router.books import Books
 from router.effects import Deliver, DeliverScores
 from router.endings import LONGEST_BACKOFF_S, Endings, backoff_s
@@ -145,6 +145,7 @@ class Hearing:
 
     def _written(self, follow: Follow, event: TokenEvent, now: float) -> None:
         """What admission learns from new tokens: what the request comes to, and how long such ones take."""
+        self._endings.runs(follow, now)
         queue, request = self._books.queue, follow.request
         queue.written(follow.entry, follow.written)
         if follow.tries.number == 1 and follow.written == len(event.ids) > 0 and follow.attempt is not None:
@@ -208,19 +209,26 @@ class Hearing:
         self._endings.put_back(follow, now)
 
     def _on_failed(self, worker: WorkerView, message: pb.AttemptFailed, now: float) -> None:
-        """The worker could not go on. An invalid request is the client's fault and never counts against it (I11)."""
+        """The worker could not go on. A client's error or deadline never counts against it (I11).
+
+        Nor does what no worker can run (I8): it counts against those that could not as soon as another one can.
+        """
         found = self._find(worker, message.attempt)
         if found is None:
             return
         follow, attempt = found
         self._books.release(follow, f"failed: {message.reason}", now)
         self._endings.settle(attempt)
-        if message.invalid:
+        if message.blame in (Blame.BLAME_REQUEST, Blame.BLAME_DEADLINE):
+            late = message.blame == Blame.BLAME_DEADLINE
             self._endings.put_back(follow, now)
             if follow.request.request_id in self._books.requests:
-                self._endings.finish(follow, InvalidRequest(message.reason), now)
+                self._endings.finish(follow, follow.too_late() if late else InvalidRequest(message.reason), now)
             return
-        worker.health.failed(now)
+        if message.blame == Blame.BLAME_UNSETTLED:
+            follow.tries.could_not_run.append(worker.epoch)
+        else:
+            worker.health.failed(now)
         self._endings.failed(follow, attempt, f"{worker.name}: {message.reason}", now)
 
     def _on_unknown(self, worker: WorkerView, message: pb.UnknownAttempt, now: float) -> None:

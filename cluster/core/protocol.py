@@ -1,3 +1,3 @@
 """The major version of proto/: two programs talk only when theirs are equal."""
 
-PROTOCOL = 2
+PROTOCOL = 3

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +18,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Blame:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BlameEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Blame.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BLAME_WORKER: _Blame.ValueType  # 0
+    """of the worker that says so: another one may do better"""
+    BLAME_REQUEST: _Blame.ValueType  # 1
+    """nobody can do what was asked for"""
+    BLAME_DEADLINE: _Blame.ValueType  # 2
+    """nobody's: its time is over"""
+    BLAME_UNSETTLED: _Blame.ValueType  # 3
+    """the engine could not run it: the worker's if another worker can, else the request's"""
+
+class Blame(_Blame, metaclass=_BlameEnumTypeWrapper):
+    """Whose fault a failure is."""
+
+BLAME_WORKER: Blame.ValueType  # 0
+"""of the worker that says so: another one may do better"""
+BLAME_REQUEST: Blame.ValueType  # 1
+"""nobody can do what was asked for"""
+BLAME_DEADLINE: Blame.ValueType  # 2
+"""nobody's: its time is over"""
+BLAME_UNSETTLED: Blame.ValueType  # 3
+"""the engine could not run it: the worker's if another worker can, else the request's"""
+Global___Blame: _TypeAlias = Blame  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):

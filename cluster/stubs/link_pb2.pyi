@@ -527,31 +527,29 @@ Global___JobDone: _TypeAlias = JobDone  # noqa: Y015
 
 @_typing.final
 class JobFailed(_message.Message):
-    """invalid: the request itself is at fault; another worker would fail as well.
-    distrusted_from: a block changed in memory; those of the prompt from this one on may be wrong, whatever their digest.
-    """
+    """distrusted_from: a block changed in memory; those of the prompt from this one on may be wrong, whatever their digest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    INVALID_FIELD_NUMBER: _builtins.int
     DISTRUSTED_FROM_FIELD_NUMBER: _builtins.int
+    BLAME_FIELD_NUMBER: _builtins.int
     attempt: _builtins.str
     reason: _builtins.str
-    invalid: _builtins.bool
     distrusted_from: _builtins.int
+    blame: _common_pb2.Blame.ValueType
     def __init__(
         self,
         *,
         attempt: _builtins.str = ...,
         reason: _builtins.str = ...,
-        invalid: _builtins.bool = ...,
         distrusted_from: _builtins.int | None = ...,
+        blame: _common_pb2.Blame.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_distrusted_from", b"_distrusted_from", "distrusted_from", b"distrusted_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_distrusted_from", b"_distrusted_from", "attempt", b"attempt", "distrusted_from", b"distrusted_from", "invalid", b"invalid", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_distrusted_from", b"_distrusted_from", "attempt", b"attempt", "blame", b"blame", "distrusted_from", b"distrusted_from", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__distrusted_from: _TypeAlias = _typing.Literal["distrusted_from"]  # noqa: Y015
     _WhichOneofArgType__distrusted_from: _TypeAlias = _typing.Literal["_distrusted_from", b"_distrusted_from"]  # noqa: Y015

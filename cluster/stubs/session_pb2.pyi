@@ -457,20 +457,20 @@ class AttemptFailed(_message.Message):
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    INVALID_FIELD_NUMBER: _builtins.int
+    BLAME_FIELD_NUMBER: _builtins.int
     attempt: _builtins.str
     reason: _builtins.str
-    invalid: _builtins.bool
+    blame: _common_pb2.Blame.ValueType
     def __init__(
         self,
         *,
         attempt: _builtins.str = ...,
         reason: _builtins.str = ...,
-        invalid: _builtins.bool = ...,
+        blame: _common_pb2.Blame.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "invalid", b"invalid", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "blame", b"blame", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -41,6 +41,7 @@ from engine.messages import (
     Ready,
     Report,
     Row,
+    RowError,
     Sampled,
     SampleSpec,
     Serve,
@@ -71,7 +72,11 @@ REPORTS: list[Report] = [
     Ready(2, 2, 64, "float32", 1024, 4096, [0, 2], b"\xff\x00", 2**47, b"meta", "nixl", 1.5),
     Fatal("no memory"),
     StepDone(
-        1, [[Sampled(5, -0.25, [(5, -0.25), (6, -2.0)])], []], [FilledBlock(1, 2, 3, b"12345678")], {1: "bad"}, 0.1
+        1,
+        [[Sampled(5, -0.25, [(5, -0.25), (6, -2.0)])], []],
+        [FilledBlock(1, 2, 3, b"12345678")],
+        {1: RowError("bad", refused=True)},
+        0.1,
     ),
     ReadDone(1, 0.001),
     ReadFailed(1, "gone"),

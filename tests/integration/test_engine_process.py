@@ -245,7 +245,7 @@ async def test_a_bad_row_fails_alone() -> None:
         assert done.samples[0][0].token == reference_tokens(PROMPT, 1, SPEC)[0]
         assert [drawn for drawn in done.samples[1:] if drawn] == []
         assert [f.block for f in done.filled] == [20]
-        assert "128" in done.errors[1]
+        assert "128" in done.errors[1].reason
         assert (await server.step(row(1, 0, [5], [1]))).errors == {}
 
 
@@ -253,7 +253,7 @@ async def test_dropped_sequences_are_forgotten() -> None:
     async with ready() as server:
         await server.step(row(1, 0, [1, 2], [0]))
         done = await server.step(row(1, 2, None, [0]), drop=(1,))
-        assert "has drawn none" in done.errors[0]
+        assert "has drawn none" in done.errors[0].reason
 
 
 async def test_rerun_read_only_gives_the_same_token_and_writes_nothing() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from cluster.core.ids import new_epoch
 from cluster.rpc import channel, proof_metadata
-from cluster.stubs.common_pb2 import Sampling, WorkerAddress, WorkerIdentity
+from cluster.stubs.common_pb2 import Blame, Sampling, WorkerAddress, WorkerIdentity
 from cluster.stubs.link_pb2 import (
     BlockRef,
     CancelJob,
@@ -235,7 +235,7 @@ async def test_jobs_and_words_of_a_lying_decode_worker(running: Stack) -> None:
         for kind, changes in BAD_JOBS.items():
             await call.write(FromDecodePeer(job=job(**changes)))
             message = await hear(call, {"accepted", "refused", "failed", "first"})
-            assert message.failed.invalid, (kind, message)
+            assert message.failed.blame == Blame.BLAME_REQUEST, (kind, message)
         for message in (
             FromDecodePeer(),
             FromDecodePeer(hello=WorkerIdentity()),
@@ -252,5 +252,5 @@ async def test_jobs_and_words_of_a_lying_decode_worker(running: Stack) -> None:
         await call.write(FromDecodePeer(job=good))  # the id is in use
         kinds = {"failed", "first"}  # in any order
         heard = {m.WhichOneof("message"): m for m in [await hear(call, kinds), await hear(call, kinds)]}
-        assert heard["failed"].failed.invalid
+        assert heard["failed"].failed.blame == Blame.BLAME_REQUEST
         assert [token.id for token in heard["first"].first.tokens] == RIGHT[:1]

@@ -91,9 +91,24 @@ MUTANTS = (
     Mutant(
         "keep a long prompt waiting for ever",
         "engine/scheduler.py",
-        "key=lambda s: (s.remaining - s.passed_over * budget.chunk_tokens, s.arrival, s.id),",
-        "key=lambda s: (s.remaining, s.arrival, s.id),",
+        "kept = min(oldest.remaining, -(-left // 4))",
+        "kept = 0",
         f"{SCHEDULER}::test_a_long_prompt_is_not_passed_over_for_ever",
+    ),
+    Mutant(
+        "let streams alone fill the step, for as long as there are so many",
+        "engine/scheduler.py",
+        "left = max(budget.chunk_tokens - len(chosen), budget.least_tokens)",
+        "left = budget.chunk_tokens - len(chosen)",
+        f"{SCHEDULER}::test_a_reader_goes_on_beside_streams_that_fill_a_chunk_alone",
+    ),
+    Mutant(
+        "refuse as the client's fault what this engine cannot run",
+        "engine/stepper.py",
+        'errors[index] = RowError(f"{type(error).__name__}: {error}")',
+        'errors[index] = RowError(f"{type(error).__name__}: {error}", refused=True)',
+        "tests/unit/workers/test_whose_fault.py::"
+        "test_what_one_prefill_worker_cannot_run_is_left_to_the_next_and_counts_against_it",
     ),
     Mutant(
         "draw a token after every chunk of a prompt",

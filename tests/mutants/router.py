@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 FOLLOW = "tests/unit/router_core/test_router_follow.py"
+FAULT = "tests/unit/router_core/test_whose_fault.py"
 FAILURES = "tests/unit/router_core/test_dispatcher_failures.py"
 QUEUE = "tests/unit/router_core/test_router_queue.py"
 STOPS = "tests/unit/router_front/test_stops.py"
@@ -92,9 +93,30 @@ MUTANTS = (
     Mutant(
         "count a client's error against the worker",
         "router/hearing.py",
-        "if message.invalid:",
-        "if message.invalid and not message.reason:",
+        "if message.blame in (Blame.BLAME_REQUEST, Blame.BLAME_DEADLINE):",
+        "if message.blame == Blame.BLAME_DEADLINE:",
         f"{FAILURES}::test_clients_errors_never_count_against_a_worker",
+    ),
+    Mutant(
+        "count against each worker what no worker can run",
+        "router/hearing.py",
+        "follow.tries.could_not_run.append(worker.epoch)",
+        "worker.health.failed(now)",
+        f"{FAULT}::test_what_no_worker_can_run_ends_honestly_and_cools_nobody",
+    ),
+    Mutant(
+        "forgive a worker what another one can run",
+        "router/endings.py",
+        "if worker.epoch in guilty:",
+        "if not guilty:",
+        f"{FAULT}::test_what_one_worker_could_not_run_counts_against_it_as_soon_as_another_runs_it",
+    ),
+    Mutant(
+        "count a client's deadline against the worker that notices it",
+        "router/hearing.py",
+        "if message.blame in (Blame.BLAME_REQUEST, Blame.BLAME_DEADLINE):",
+        "if message.blame == Blame.BLAME_REQUEST:",
+        f"{FAULT}::test_a_deadline_that_passes_on_decode_first_costs_its_worker_nothing",
     ),
     Mutant(
         "let a worker speak of another's attempt",

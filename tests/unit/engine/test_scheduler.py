@@ -1,5 +1,6 @@
 """Who gets a share of a step, by table; then fairness and budgets for random queues."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,7 +45,26 @@ def test_a_short_prompt_passes_between_the_chunks_of_a_long_one() -> None:
 def test_a_long_prompt_is_not_passed_over_for_ever() -> None:
     long = sequence(1, 1000)
     served = [1 in dict(shares([long, sequence(100 + step, 64)], StepBudget(64, 8))) for step in range(1000 // 64 + 1)]
-    assert any(served), "short prompts kept the long one waiting"
+    assert all(served), "short prompts kept the long one waiting"
+
+
+def test_a_very_long_prompt_among_short_ones_takes_four_times_as_long_as_alone_at_most() -> None:
+    long, steps = sequence(1, 32 * 64), 0
+    while long.remaining > 64:
+        steps += 1
+        short = sequence(100 + steps, 64, arrival=float(steps))
+        taken = dict(shares([long, short], StepBudget(64, 8)))
+        assert taken[short.id] >= 48
+        long.computed += taken[1]
+    assert steps <= 4 * 32
+
+
+@pytest.mark.parametrize(("chunk", "batch"), [(16, 16), (16, 64), (1, 1), (256, 512)])
+def test_a_reader_goes_on_beside_streams_that_fill_a_chunk_alone(chunk: int, batch: int) -> None:
+    streams = [sequence(i, 8, 7) for i in range(batch)]
+    taken = shares([*streams, sequence(9999, 100)], StepBudget(chunk, batch, 0.5))
+    assert len(taken) == batch + 1
+    assert taken[-1] == (9999, max(1, chunk // 8))
 
 
 def test_more_streams_than_the_batch_takes_turn_about() -> None:
@@ -75,6 +95,8 @@ def test_budgets_hold(queue: list[tuple[int, int]], chunk: int, batch: int, shar
     decoding = [s for s, _ in chosen if s.decoding]
     reading = sum(n for s, n in chosen if not s.decoding)
     assert len(decoding) <= batch
-    assert reading <= max(0, chunk - len(decoding))
+    assert reading <= max(1, chunk // 8, chunk - len(decoding))
+    readers = [s for s in sequences if not s.decoding]
+    assert not readers or min(readers, key=lambda s: s.id) in [s for s, _ in chosen], "the oldest got nothing"
     assert all(1 <= n <= s.remaining for s, n in chosen)
     assert bool(chosen) == bool(sequences)

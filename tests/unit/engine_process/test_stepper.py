@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from cluster.core.clock import ManualClock
 from cluster.core.errors import IntegrityError
-from engine.messages import DrawRules, Fill, Grammar, Row, SampleSpec, Start, Step
+from engine.messages import DrawRules, Fill, Grammar, Row, RowError, SampleSpec, Start, Step
 from engine.model.base import ForwardRow, OnLogits, ignore_logits
 from engine.model.tracer import GREEDY, TracerModelRunner, reference_tokens
 from engine.pool import HostMemory
@@ -51,7 +51,7 @@ def row(sequence: int, tokens: list[int], samples: list[SampleSpec] | None = Non
 def test_only_the_guilty_row_of_a_broken_forward_fails(error: Exception) -> None:
     run, model, memory = stepper(error)
     done = run.run(Step(3, [row(0, [1, 2, 3, 4]), row(1, [5, FORBIDDEN, 6, 7]), row(2, [8], []), row(3, [9])], []))
-    assert done.errors == {1: f"{type(error).__name__}: {error}"}
+    assert done.errors == {1: RowError(f"{type(error).__name__}: {error}")}
     assert model.batches == [4, 1, 1, 1, 1]
     assert [drawn[0].token if drawn else None for drawn in done.samples] == [
         reference_tokens([1, 2, 3, 4], 1, SPEC)[0], None, None, reference_tokens([9], 1, SPEC)[0],
@@ -62,11 +62,11 @@ def test_only_the_guilty_row_of_a_broken_forward_fails(error: Exception) -> None
 def test_nan_logits_fail_their_row_alone() -> None:
     run, _, _ = stepper(RuntimeError())
     done = run.run(Step(1, [row(0, [1]), row(1, [1, 2, 3, NAN]), row(2, [2])], []))
-    assert done.errors == {1: "the largest logit is nan"}
+    assert done.errors == {1: RowError("the largest logit is nan")}
     assert [len(drawn) for drawn in done.samples] == [1, 0, 1]
     assert done.filled == []
     again = run.run(Step(2, [Row(1, 4, None, 2, [], True, [], [GREEDY])], []))
-    assert "has drawn none" in again.errors[0]
+    assert "has drawn none" in again.errors[0].reason
 
 
 def test_a_contradiction_in_our_books_is_not_a_row_error() -> None:
@@ -107,10 +107,16 @@ def test_rules_that_cannot_be_kept_end_their_row_alone() -> None:
             [],
         )
     )
-    assert sorted(done.errors) == [1, 2, 3, 4, 5]
+    assert {number: error.refused for number, error in done.errors.items()} == {
+        1: False,  # a history of other tokens is our own contradiction, as is the next; others are what was asked for
+        2: False,
+        3: True,
+        4: True,
+        5: True,
+    }
     assert len(done.samples[0]) == 1
     gap = run.run(Step(2, [Row(0, 3, [5], 2, [], True, [], [GREEDY])], []))
-    assert "positions 2..2 are missing" in gap.errors[0]
+    assert "positions 2..2 are missing" in gap.errors[0].reason
 
 
 def test_an_empty_plan_is_answered() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from cluster.stubs.common_pb2 import Sampling
+from cluster.stubs.common_pb2 import Blame, Sampling
 from cluster.stubs.link_pb2 import (
     FromDecodePeer,
     FromPrefill,
@@ -59,6 +59,7 @@ from tests.unit.machines.paper import (
 
 FINAL = ("refused", "failed", "no_prefill", "preempted", "unknown")
 EPOCHS = {"r0": 1, "r1": 2}
+BLAMES = {"failed": Blame.BLAME_WORKER, "invalid": Blame.BLAME_REQUEST, "could not run": Blame.BLAME_UNSETTLED}
 STOPPED = -1
 
 
@@ -211,7 +212,7 @@ class Outside:
                 self.knows.append((router, word.attempt))
             assert kind != "refused" or not word.permanent, f"what fits was refused for good: {word.reason}"
             if kind == "failed":
-                late = word.reason == "deadline exceeded" and self.now > ask.deadline
+                late = word.blame == Blame.BLAME_DEADLINE and self.now > ask.deadline
                 assert late or ask.invalid or "failed its check" in word.reason, f"failed without cause: {word.reason}"
 
     def _hear_run(self, router: str, run: TokenRun) -> None:

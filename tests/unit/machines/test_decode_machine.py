@@ -38,7 +38,7 @@ from engine.messages import (
     StepDone,
 )
 from tests.stateful import long, quick
-from tests.unit.machines.decode_outside import Outside, Wish
+from tests.unit.machines.decode_outside import BLAMES, Outside, Wish
 from tests.unit.machines.paper import EMPTY, B
 
 ROUTERS = ("r0", "r1")
@@ -217,7 +217,7 @@ class DecodeWorker(RuleBasedStateMachine):
             self.out.work(peer, attempt, count)
 
     @precondition(lambda self: any(holder.works for holder in self.out.holders.values()))
-    @rule(data=st.data(), how=st.sampled_from(["refused", "failed", "invalid"]))
+    @rule(data=st.data(), how=st.sampled_from(["refused", "failed", "invalid", "could not run"]))
     def turn_a_job_away(self, data: st.DataObject, how: str) -> None:
         job = self.job(data)
         assert job is not None
@@ -227,7 +227,7 @@ class DecodeWorker(RuleBasedStateMachine):
         if how == "refused":
             self.out.say(peer, FromPrefill(refused=JobRefused(attempt=attempt, reason="busy")))
         else:
-            failed = JobFailed(attempt=attempt, reason="a reason", invalid=how == "invalid")
+            failed = JobFailed(attempt=attempt, reason="a reason", blame=BLAMES[how])
             self.out.say(peer, FromPrefill(failed=failed))
 
     @precondition(lambda self: any(holder.works for holder in self.out.holders.values()))

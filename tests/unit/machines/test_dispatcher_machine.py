@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cluster.core.errors import HeadraceError, Overloaded, RequestFailed
 from cluster.stubs import session_pb2 as pb
+from cluster.stubs.common_pb2 import Blame
 from cluster.stubs.watch_pb2 import WatchEvent
 from router.effects import StreamClosed, StreamOpened
 from router.requests import Request, SamplingParams
@@ -22,7 +23,8 @@ from tests.unit.router_core.world import Client, World
 WORKERS = ("p0", "p1", "d0", "d1")
 DECODE = ("d0:1", "d1:1")
 QUEUE = 6
-KINDS = ("no_prefill", "refused", "refused for good", "preempted", "handed over", "failed", "invalid", "unknown",
+KINDS = ("no_prefill", "refused", "refused for good", "preempted", "handed over", "failed", "invalid", "could not run",
+    "unknown",
          "prefill_on", "handed_off", "gap", "contradiction", "too many", "another sample", "strange end")  # fmt: skip
 ENDS_IT = KINDS[:8]
 FAULTS = ("refuse", "no_prefill", "preempt", "fail", "repeat", "late")
@@ -49,8 +51,12 @@ def word(kind: str, attempt: str, offset: int, max_tokens: int) -> pb.FromDecode
             return pb.FromDecode(refused=pb.AttemptRefused(attempt=attempt, permanent=kind != "refused"))
         case "preempted" | "handed over":
             return pb.FromDecode(preempted=pb.Preempted(attempt=attempt, draining=kind != "preempted"))
-        case "failed" | "invalid":
-            return pb.FromDecode(failed=pb.AttemptFailed(attempt=attempt, invalid=kind == "invalid"))
+        case "failed":
+            return pb.FromDecode(failed=pb.AttemptFailed(attempt=attempt))
+        case "invalid":
+            return pb.FromDecode(failed=pb.AttemptFailed(attempt=attempt, blame=Blame.BLAME_REQUEST))
+        case "could not run":
+            return pb.FromDecode(failed=pb.AttemptFailed(attempt=attempt, blame=Blame.BLAME_UNSETTLED))
         case "unknown":
             return pb.FromDecode(unknown=pb.UnknownAttempt(attempt=attempt))
         case "prefill_on":

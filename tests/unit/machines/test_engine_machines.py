@@ -8,7 +8,7 @@ from cluster.core.errors import IntegrityError
 from cluster.core.keys import KeyChain, root_key
 from engine.batcher import Batcher
 from engine.blocks import BlockBooks
-from engine.messages import SampleSpec, Step, StepDone
+from engine.messages import RowError, SampleSpec, Step, StepDone
 from engine.overdue import GRACE_S, LATE_S, OverdueWatch
 from engine.scheduler import StepBudget
 from engine.sequence import Sequence
@@ -79,7 +79,9 @@ class Batching(RuleBasedStateMachine):
         self.flight = (step, truths)
         decoding = [row for row in step.rows if known[row.sequence].decoding]
         assert len(decoding) <= self.budget.max_batch + 1, "more decoding rows than the batch takes"
-        assert sum(len(row.tokens or []) for row in step.rows) <= max(self.budget.chunk_tokens, len(decoding) + 1)
+        assert sum(len(row.tokens or []) for row in step.rows) <= max(
+            self.budget.chunk_tokens, len(decoding) + self.budget.least_tokens
+        )
         for number in self.waited:
             self.waited[number] = 0 if number in {row.sequence for row in step.rows} else self.waited[number] + 1
         assert self.batcher.next_step(1.0) is None, "two plans in flight"
@@ -90,7 +92,7 @@ class Batching(RuleBasedStateMachine):
         assert self.flight is not None
         (step, truths), self.flight = self.flight, None
         done = self.engine.step(step, truths)
-        errors = {data.draw(st.integers(0, len(step.rows) - 1)): "cannot"} if bad else {}
+        errors = {data.draw(st.integers(0, len(step.rows) - 1)): RowError("cannot")} if bad else {}
         results = self.batcher.on_done(StepDone(step.plan, done.samples, done.filled, errors, 0.0))
         assert {r.sequence.id for r in results} <= set(self.batcher.sequences)
         for result in results:

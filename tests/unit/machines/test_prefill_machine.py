@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cluster.core.errors import IntegrityError
 from cluster.core.keys import KeyChain, root_key
-from cluster.stubs.common_pb2 import Sampling
+from cluster.stubs.common_pb2 import Blame, Sampling
 from cluster.stubs.link_pb2 import (
     BlockRef,
     CancelJob,
@@ -25,7 +25,7 @@ from cluster.stubs.link_pb2 import (
     Taken,
     Warmed,
 )
-from engine.messages import Command, Digest, DigestDone, Poison, Report, Serve, Step, StepDone
+from engine.messages import Command, Digest, DigestDone, Poison, Report, RowError, Serve, Step, StepDone
 from prefill_worker.core import PrefillCore
 from prefill_worker.effects import Lost, ToDecode, ToEngine
 from tests.stateful import long, quick
@@ -148,7 +148,7 @@ class PrefillWorker(RuleBasedStateMachine):
         before = self.books()
         self.core.from_decode(link, FromDecodePeer(job=job), self.now)
         [answer] = [effect for effect in self.core.take_effects() if isinstance(effect, ToDecode)]
-        assert answer.message.failed.invalid
+        assert answer.message.failed.blame == Blame.BLAME_REQUEST
         assert self.books() == before
 
     @precondition(lambda self: self.core.jobs)
@@ -217,7 +217,7 @@ class PrefillWorker(RuleBasedStateMachine):
         assert isinstance(command, Step)
         done = self.engine.step(command, truths)
         bad = data.draw(st.integers(0, len(command.rows) - 1))
-        self.report(StepDone(done.plan, done.samples, done.filled, {bad: "cannot"}, 0.01))
+        self.report(StepDone(done.plan, done.samples, done.filled, {bad: RowError("cannot")}, 0.01))
 
     @rule(report=illegal_reports)
     def report_what_was_never_asked(self, report: Report) -> None:

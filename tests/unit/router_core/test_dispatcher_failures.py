@@ -6,6 +6,7 @@ import pytest
 
 from cluster.core.errors import InvalidRequest, RequestFailed, Unavailable
 from cluster.stubs import session_pb2 as pb
+from cluster.stubs.common_pb2 import Blame
 from router.effects import StreamClosed
 from router.queue import SCAN
 from tests.unit.router_core.fakes import FakeWorker, Faults, expected, request
@@ -107,7 +108,7 @@ def test_a_worker_speaks_of_its_own_attempts_only() -> None:
     run = pb.TokenRun(attempt="r.1", index=0, offset=0, ids=[999], end="eos")
     for message in (
         pb.FromDecode(tokens=pb.Tokens(runs=[run])),
-        pb.FromDecode(failed=pb.AttemptFailed(attempt="r.1", reason="not mine", invalid=True)),
+        pb.FromDecode(failed=pb.AttemptFailed(attempt="r.1", reason="not mine", blame=Blame.BLAME_REQUEST)),
         pb.FromDecode(preempted=pb.Preempted(attempt="r.1")),
     ):
         said(made, stranger.name, message)
@@ -124,7 +125,7 @@ def test_clients_errors_never_count_against_a_worker() -> None:
     for number in range(20):
         client = made.ask(request(f"bad{number}"))
         name = next(w.name for w in made.workers.values() if f"bad{number}.1" in w.works)
-        failed = pb.AttemptFailed(attempt=f"bad{number}.1", reason="odd token", invalid=True)
+        failed = pb.AttemptFailed(attempt=f"bad{number}.1", reason="odd token", blame=Blame.BLAME_REQUEST)
         made.workers[f"{name}:1"].works.clear()
         said(made, name, pb.FromDecode(failed=failed))
         assert isinstance(client.outcomes[0], InvalidRequest)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from cluster.core.ids import agent_name
-from cluster.stubs.common_pb2 import WorkerAddress
+from cluster.stubs.common_pb2 import Blame, WorkerAddress
 from cluster.stubs.link_pb2 import FromPrefill, JobFailed, JobRefused
 from cluster.stubs.session_pb2 import CancelAttempt, FromRouter, RouterHello
-from engine.messages import Copy, Fatal, Read, ReadFailed, StepDone
+from engine.messages import Copy, Fatal, Read, ReadFailed, RowError, StepDone
 from tests.fakes.answer import Answer
 from tests.fakes.world import World
 from tests.unit.workers.test_tracer_matrix import B, config, expected, prompt
@@ -244,13 +244,13 @@ def test_an_invalid_job_fails_the_request_and_is_not_tried_elsewhere(world: Worl
     attempt = submit(world)
     run_until(world, "prefill-0>decode-0", 1)
     peer = agent_name("prefill-0", 1)
-    failed = FromPrefill(failed=JobFailed(attempt=attempt, reason="bad", invalid=True))
+    failed = FromPrefill(failed=JobFailed(attempt=attempt, reason="bad", blame=Blame.BLAME_REQUEST))
     core = world.decode["decode-0"]
     core.from_prefill(peer, failed, world.clock.now())
     world._decode_effects("decode-0")
     world.run()
     assert world.answers[attempt].lost == "failed: bad"
-    assert world.answers[attempt].events[-1].failed.invalid
+    assert world.answers[attempt].events[-1].failed.blame == Blame.BLAME_REQUEST
     world.wait(8)
     world.assert_quiet()
 
@@ -343,7 +343,8 @@ def test_a_row_the_engine_refuses_fails_its_request_alone(world: World) -> None:
     def refuse(step):  # type: ignore[no-untyped-def]
         done = real(step)
         rows = [i for i, row in enumerate(step.rows) if row.tokens and row.tokens[0] == IDS[0] and row.start == 0]
-        return StepDone(done.plan, done.samples, done.filled, dict.fromkeys(rows, "refused"), done.seconds)
+        errors = dict.fromkeys(rows, RowError("refused", refused=True))
+        return StepDone(done.plan, done.samples, done.filled, errors, done.seconds)
 
     engine.stepper.run = refuse  # type: ignore[method-assign]
     world.run(check=True)

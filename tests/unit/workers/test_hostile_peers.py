@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from cluster.core.ids import agent_name
-from cluster.stubs.common_pb2 import Grammar, Sampling, WorkerAddress
+from cluster.stubs.common_pb2 import Blame, Grammar, Sampling, WorkerAddress
 from cluster.stubs.link_pb2 import (
     BlockRef,
     CancelJob,
@@ -194,7 +194,7 @@ def test_a_job_that_nobody_can_do_fails_as_invalid(world: World, kind: str) -> N
     core = world.prefill["prefill-0"]
     core.from_decode("decode-0", FromDecodePeer(job=good_job(**BAD_JOBS[kind])), world.clock.now())
     [answer] = decode_heard(world, "decode-0")
-    assert answer.failed.invalid
+    assert answer.failed.blame == Blame.BLAME_REQUEST
     assert answer.failed.reason
     world.assert_quiet()
 

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.core.ids import agent_name
 from cluster.scores import Scores, messages, read
-from cluster.stubs.common_pb2 import PromptLogprobs, Sampling, ScorePrompt
+from cluster.stubs.common_pb2 import Blame, PromptLogprobs, Sampling, ScorePrompt
 from cluster.stubs.link_pb2 import FromDecodePeer, FromPrefill, Job, JobDone
 from cluster.stubs.session_pb2 import SampleState
 from engine.model.tracer import reference_logits
@@ -248,7 +248,7 @@ def test_what_nobody_can_tell_is_refused_for_good(score: ScorePrompt, why: str) 
     core = world.prefill["prefill-0"]
     core.from_decode("decode-0", FromDecodePeer(job=job), world.clock.now())
     [failed] = [e.message.failed for e in core.take_effects() if isinstance(e, ToDecode)]
-    assert failed.invalid
+    assert failed.blame == Blame.BLAME_REQUEST
     assert why in failed.reason
 
 
