@@ -91,7 +91,7 @@ MUTANTS = (
     Mutant(
         "keep a long prompt waiting for ever",
         "engine/scheduler.py",
-        "kept = min(oldest.remaining, -(-left // 4))",
+        "kept = min(oldest.remaining, -(-left // 4))  # for the oldest, until it has its share",
         "kept = 0",
         f"{SCHEDULER}::test_a_long_prompt_is_not_passed_over_for_ever",
     ),

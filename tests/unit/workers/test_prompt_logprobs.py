@@ -268,6 +268,36 @@ def test_a_finished_sample_cannot_go_on_without_max_tokens() -> None:
     assert "longer than max_tokens" in world.answers[attempt].lost
 
 
+@pytest.mark.parametrize("split", [True, False], ids=["split", "local"])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("seen", [1, 2, 4])
+def test_a_prompt_that_is_given_back_in_mid_reading_is_told_on_from_there_elsewhere(
+    seen: int, n: int, split: bool
+) -> None:
+    world = World(config(chunk_tokens=16), prefill=2, decode=2, seed=seen)
+    ids = prompt(7 * B + 3)
+    attempt = submit(world, ids, 4, split=split, n=n)
+    while logprobs_arrived(world, attempt) < seen:
+        assert world.step()
+    core = world.decode["decode-0"]
+    core._decoding.give_back(core.state.attempts[attempt], draining=False)
+    world._decode_effects("decode-0")
+    world.run(check=True)
+    assert world.answers[attempt].lost.startswith("preempted")
+    at = told(world, attempt)[-1].end
+    assert at > 1
+    again = world.submit(
+        ids, 4, decode="decode-1", prefill=None if split else [], n=n, ignore_eos=True, preemptions=1,
+        score=ScorePrompt(top=TOP, start=at) if at < len(ids) else None, histories=[SampleState() for _ in range(n)],
+    )  # fmt: skip
+    world.run(check=True)
+    if at < len(ids):
+        check(world, again, ids, at)
+    for index in range(n):
+        assert world.answers[again].tokens[index] == expected(ids, 4, index=index)
+    quiet(world)
+
+
 @pytest.mark.parametrize("top", [0, 1, 20, 5000])
 def test_messages_are_bounded_and_lose_nothing(top: int) -> None:
     rows = 700 if top < 100 else 9
