@@ -50,7 +50,17 @@ class Asks:
             tenant="" if share is None else share.tenant.name,
             priority=0 if share is None else rng.choice((-1, 0, 0, 0, 5)),
         )  # fmt: skip
-        return self._with_rules(request) if rng.random() < self._scenario.rules else request
+        if rng.random() < self._scenario.rules:
+            request = self._with_rules(request)
+        return self._with_scores(request) if rng.random() < self._scenario.scores else request
+
+    def _with_scores(self, request: Request) -> Request:
+        """The prompt's log-probabilities as well; of some requests nothing else."""
+        if len(request.prompt) < 2:
+            return request
+        asked = replace(request, prompt_logprobs=self._random.choice((0, 2)))
+        only = self._random.random() < 0.25 and request.grammar is None and not request.sampling.min_tokens
+        return replace(asked, max_tokens=0) if only else asked
 
     def _with_rules(self, request: Request) -> Request:
         """Some of all rules there are."""

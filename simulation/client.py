@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 
 from cluster.core.errors import HeadraceError
+from cluster.scores import Scores
 from engine.messages import DrawRules, Grammar, SampleSpec, TracerModel
 from engine.model.tracer import reference_tokens
 from router.requests import Request, TokenEvent, Trace
+from simulation.scores import judge_scores
 from simulation.site import Violation
 from simulation.vocabulary import tracer_vocabulary_of
 
@@ -32,6 +34,7 @@ class Client:
     got: list[list[int]] = field(default_factory=list)
     ends: dict[int, str] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
+    next_scored: int = 1  # the prompt's next token whose log-probability is to come, if any are wanted
     outcome: str = UNSET
     progress_at: float = 0.0
     excused_s: float = 0.0  # time in which its router was frozen, once it is over; before, less what it was when asked
@@ -62,6 +65,8 @@ class Client:
             "bias": bool(how.logit_bias),
             "min_p": how.min_p > 0,
             "min_tokens": how.min_tokens > 0,
+            "prompt_logprobs": self.request.prompt_logprobs is not None,
+            "max_tokens 0": not self.request.max_tokens,
         }
         told = [f"answers under {kind}" for kind, asked in kinds.items() if asked]
         if attempts > 1:
@@ -70,6 +75,8 @@ class Client:
 
     def right(self, index: int) -> list[int]:
         """All tokens of a sample up to its own end, as the reference writes them."""
+        if not self.request.max_tokens:
+            return []
         if index not in self._right:
             request, s = self.request, self.request.sampling
             spec = SampleSpec(index, s.seed, s.temperature, s.top_p, s.top_k, -1, s.min_p)
@@ -87,6 +94,14 @@ class Client:
             stops = [at for at, token in enumerate(tokens) if token in request.stop_token_ids]
             self._right[index] = tokens[: stops[0] + 1] if stops else tokens
         return self._right[index]
+
+    def hear(self, scores: Scores, now: float) -> None:
+        """More of the prompt's log-probabilities. Raises Violation unless they are the next right ones, and in time."""
+        name = self.request.request_id
+        if self.over or any(self.got) or self.request.prompt_logprobs is None:
+            raise Violation(f"I4: {name} hears of its prompt after a token or its end, or without having asked")
+        self.next_scored = judge_scores(scores, self.request.prompt, self.model, self.next_scored, name)
+        self.progress_at = now
 
     def take(self, event: TokenEvent, now: float) -> None:
         """New tokens. Raises Violation unless they are the next right ones."""
@@ -108,6 +123,9 @@ class Client:
         """The terminal outcome. Raises Violation when there was one, or when a success lacks tokens."""
         if self.over:
             raise Violation(f"I3: {self.request.request_id} ends twice: {self.outcome}, then {error}")
+        unscored = self.request.prompt_logprobs is not None and self.next_scored < len(self.request.prompt)
+        if error is None and unscored:
+            raise Violation(f"I4: success, but {self.request.request_id} heard of its prompt up to {self.next_scored}")
         self.outcome = "ok" if error is None else type(error).__name__
         self.progress_at = now
         for index, got in enumerate(self.got):
@@ -120,7 +138,7 @@ class Client:
         right, request = self.right(index), self.request
         if len(self.got[index]) != len(right):
             raise Violation(f"I4: {name} ends by {reason} after {len(self.got[index])} of {len(right)} tokens")
-        last = right[-1]
+        last = right[-1] if right else -1  # nothing was to be written
         eos = last == self.model.vocab_size - 1 and not request.ignore_eos
         expected = "eos" if eos else "stop" if last in request.stop_token_ids else "length"
         if reason != expected:

@@ -80,7 +80,7 @@ class Load:
         prompts = rng.randrange(2, 4) if rng.random() < self._site.scenario.batches else 1
         requests = [self._request(share, deadline) for _ in range(prompts)]
         if rng.random() < 0.15:
-            wish.stop_at = {rng.randrange(requests[0].n): rng.randrange(1, requests[0].max_tokens + 1)}
+            wish.stop_at = {rng.randrange(requests[0].n): rng.randrange(1, max(1, requests[0].max_tokens) + 1)}
         self._ask(rng.choice(routers), requests, wish, share)
 
     def _cancel(self, call: Call) -> None:

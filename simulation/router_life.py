@@ -10,6 +10,7 @@ from router.effects import (
     CloseSession,
     CloseWatch,
     Deliver,
+    DeliverScores,
     Effect,
     Finished,
     OpenSession,
@@ -195,6 +196,8 @@ class RouterLife:
                 self._sessions[address].send(message)
             case Deliver():
                 self._deliver(effect)
+            case DeliverScores(request_id, scores):
+                self.clients[request_id].hear(scores, self.site.loop.now)
             case Finished(request_id, error):
                 self._finished(request_id, error)
             case OpenWatch(address):

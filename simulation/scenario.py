@@ -60,6 +60,7 @@ class Scenario:
     faults: tuple[str, ...]
     config: ClusterConfig = field(repr=False)
     rules: float = 0.0  # share of the requests that are drawn under rules
+    scores: float = 0.0  # share of the requests that ask for the log-probabilities of their prompt
     batches: float = 0.0  # share of the calls that have several prompts
     shares: tuple[Share, ...] = ()  # tenants, when there are any
     shared_limits: bool = False  # one book for all routers
@@ -100,6 +101,7 @@ def draw_scenario(rng: random.Random, *, faults: bool = True) -> Scenario:
         shares=shares,
         shared_limits=rng.random() < 0.7,
         fail_closed=rng.random() < 0.2,
+        scores=rng.choice((0.0, 0.2, 0.6)),
     )
 
 

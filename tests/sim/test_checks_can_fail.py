@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from cluster.quotas import LocalQuotas, Settlement, Take
+from cluster.scores import Scores
+from cluster.stubs.common_pb2 import PromptLogprobs
 from cluster.stubs.link_pb2 import PrefillHello
 from decode_worker.decoding import Decoding
 from decode_worker.peers import Peer, Peers
@@ -125,6 +127,16 @@ def forget_what_was_written_elsewhere(patch: Patch) -> None:
     patch.setattr("engine.stepper.Fold", Forgetful)
 
 
+def lose_what_a_failover_tells_of_the_prompt(patch: Patch) -> None:
+    real = Follow.take_scores
+
+    def take_scores(self: Follow, message: PromptLogprobs, vocab_size: int) -> Scores | None:
+        told = real(self, message, vocab_size)
+        return told if self.tries.number == 1 else None
+
+    patch.setattr(Follow, "take_scores", take_scores)
+
+
 def keep_every_permit(patch: Patch) -> None:
     def settle_now(self: LocalQuotas, settlements: Mapping[str, Settlement]) -> None:
         pass
@@ -184,6 +196,7 @@ MUTANTS: list[Callable[[Patch], None]] = [
     never_check_prefix_hits,
     end_one_token_early,
     forget_what_was_written_elsewhere,
+    lose_what_a_failover_tells_of_the_prompt,
     keep_every_permit,
     let_everybody_in,
     serve_tenants_by_name,

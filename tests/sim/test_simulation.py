@@ -42,7 +42,7 @@ def test_the_seeds_together_met_every_fault_and_successes_dominate() -> None:
         pytest.skip("the seeds did not run")
     missing = [kind for kind in FAULTS if not seen[kind]]
     assert not missing, f"no seed met {missing}"
-    rules = ("a grammar", "penalties", "bias", "min_p", "min_tokens")
+    rules = ("a grammar", "penalties", "bias", "min_p", "min_tokens", "prompt_logprobs", "max_tokens 0")
     story = [f"{what} under {rule}" for what in ("answers", "failovers") for rule in rules]
     ends = [f"kv_blocks_{end}" for end in ("reread", "corrupt", "recomputed", "refused", "abandoned")]
     met = ("digest_mismatch", "prefix_hit_corrupt", "read_given_up", "preempted", "workers_silent", "handoffs")
