@@ -306,6 +306,7 @@ def _connect(
         pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
             decode_responses=True,
+            encoding_errors="replace",  # somebody else's bytes are no text, and no reason to stop
             max_connections=connections,
             timeout=timeout_s,
             socket_timeout=timeout_s,

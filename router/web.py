@@ -26,13 +26,17 @@ _RECENT = "/debug/requests/"  # tenants see their own at the clients' listener
 
 
 class ClientRoutes:
-    """The app without what is for operators: a path of theirs becomes one that is not there, behind the same keys."""
+    """The app without what is for operators: a path of theirs becomes one that is not there, behind the same keys.
+
+    So does one with a line break or the like in it: a route's pattern also matches before a break at the end.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope.get("path") in ADMIN:
+        path = scope.get("path", "")
+        if path in ADMIN or not path.isprintable():
             scope = _elsewhere(scope, "router.admin_port")
         await self._app(scope, receive, send)
 
@@ -45,7 +49,8 @@ class AdminRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if path not in ADMIN and path not in OPEN and not path.startswith(_RECENT):
+        ours = path in ADMIN or path in OPEN or path.startswith(_RECENT)
+        if not ours or not path.isprintable():
             scope = _elsewhere(scope, "router.http_port")
         await self._app(scope, receive, send)
 

@@ -17,8 +17,8 @@ _CSV = "text/csv"
 async def answer_usage(request: HttpRequest, gate: Gate) -> Response:
     """Query: `since` and `until`, days as 2026-11-30, both included. Raises InvalidRequest, Unavailable."""
     tenant, ledger, settings = tenant_of(request.scope), gate.ledger, gate.usage
-    until = _day(request, "until", ledger.today())
-    since = _day(request, "since", until - _DEFAULT_DAYS + 1)
+    until = min(_day(request, "until", ledger.today()), ledger.today() + 1)
+    since = _day(request, "since", max(0, until - _DEFAULT_DAYS + 1))
     if not 0 <= until - since < _MOST_DAYS:
         raise InvalidRequest(f"until is not before since, nor {_MOST_DAYS} days later", param="since")
     days = await ledger.read(max(since, ledger.today() - settings.keep_days), until)

@@ -151,7 +151,7 @@ class Call:
         for trace in self._traces:
             trace.left = now
         if metrics.recent is not None:
-            metrics.recent.ended(now, good=outcome in ("ok", "client_error", "cancelled"))
+            metrics.recent.ended(now, good=outcome in ("ok", "client_error", "cancelled", "limited"))
         if outcome == "ok":
             self._times.e2e.add(self.elapsed())
         if self.span is not None:

@@ -5,7 +5,6 @@ The one file that knows OpenTelemetry is otel.py.
 
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Protocol
 
 from cluster.core.clock import Clock
@@ -47,7 +46,10 @@ def open_tracing(settings: TracingSettings, recorder: Recorder, clock: Clock, pr
     """None where it is off. `recorder` knows requests that have just ended. Raises ConfigError."""
     if settings.otlp_endpoint is None:
         return None
-    if find_spec("opentelemetry.sdk") is None or find_spec("opentelemetry.exporter") is None:
-        raise ConfigError("tracing.otlp_endpoint: needs OpenTelemetry: pip install 'headrace[tracing]'")
-    make: TracerMaker = import_module("router.front.otel").make_tracing
+    try:
+        make: TracerMaker = import_module("router.front.otel").make_tracing
+    except ImportError as error:
+        raise ConfigError(
+            f"tracing.otlp_endpoint: needs OpenTelemetry ({error}): pip install 'headrace[tracing]'"
+        ) from error
     return make(settings, recorder, clock, program)

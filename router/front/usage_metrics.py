@@ -19,21 +19,14 @@ class UsageCollector:
         self._gate = gate
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing is known before the first scrape."""
-        return ()
+        """All of its families, without samples."""
+        return (*self._families(), *self._of_the_book(0.0, 0.0))
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
         settings, known = self._gate.usage, self._gate.tenants.weights.keys() or {""}
         used = {who: sums for who, sums in self._gate.ledger.total().items() if who.tenant in known}
-        tokens = CounterMetricFamily("headrace_usage_tokens", "Tokens handed over", labels=["tenant", "kind"])
-        characters = CounterMetricFamily(
-            "headrace_usage_characters", "Characters of prompts and of answers", labels=["tenant", "kind"]
-        )
-        requests = CounterMetricFamily("headrace_usage_requests", "Requests that were answered", labels=["tenant"])
-        cost = CounterMetricFamily(
-            "headrace_usage_cost", "At the prices of the configuration", labels=["tenant", "currency"]
-        )
+        requests, tokens, characters, cost = self._families()
         for tenant, sums in _by_tenant(used).items():
             requests.add_metric([tenant], sums.requests)
             for kind, count in (
@@ -48,10 +41,27 @@ class UsageCollector:
             if (price := settings.price_of(who.model)) is not None:
                 cost.add_metric([who.tenant, settings.currency], float(cost_of(sums, price)))
         yield from (requests, tokens, characters, cost)
-        up = float(self._gate.ledger.book_up)
-        yield GaugeMetricFamily("headrace_usage_book_up", "1: what was counted can be written", value=up)
-        waiting = float(self._gate.ledger.waiting())
-        yield GaugeMetricFamily("headrace_usage_unwritten", "Sums that are not written yet", value=waiting)
+        yield from self._of_the_book(float(self._gate.ledger.book_up), float(self._gate.ledger.waiting()))
+
+    @staticmethod
+    def _families() -> tuple[CounterMetricFamily, CounterMetricFamily, CounterMetricFamily, GaugeMetricFamily]:
+        """The cost is a gauge: what of a prompt was cached is known at the end of its answer, and makes it cheaper."""
+        kinds = ["tenant", "kind"]
+        return (
+            CounterMetricFamily("headrace_usage_requests", "Requests that were answered", labels=["tenant"]),
+            CounterMetricFamily("headrace_usage_tokens", "Tokens handed over", labels=kinds),
+            CounterMetricFamily("headrace_usage_characters", "Characters of prompts and of answers", labels=kinds),
+            GaugeMetricFamily(
+                "headrace_usage_cost", "At the prices set, since the start", labels=["tenant", "currency"]
+            ),
+        )
+
+    @staticmethod
+    def _of_the_book(up: float, unwritten: float) -> tuple[Metric, Metric]:
+        return (
+            GaugeMetricFamily("headrace_usage_book_up", "1: what was counted can be written", value=up),
+            GaugeMetricFamily("headrace_usage_unwritten", "Sums that are not written yet", value=unwritten),
+        )
 
 
 def _by_tenant(used: dict[Who, Sums]) -> dict[str, Sums]:

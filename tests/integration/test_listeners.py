@@ -132,6 +132,8 @@ async def test_numbers_are_at_the_admin_port_and_the_api_is_not(running: Stack) 
         here = [await status_of(url, method, path, root) for url in (running.url, running.admin_url)]
         assert (here[0] == 404) == (path in ADMIN), (method, path, here)
         assert (here[1] == 404) == (path not in ADMIN | OPEN), (method, path, here)
+        odd = [await status_of(url, method, path + "%0A", root) for url in (running.url, running.admin_url)]
+        assert odd == [404, 404], (method, path, "a pattern that ends in $ matches before a line break too")
     for method, path in routes():
         if path in ADMIN - OPEN and method in ("GET", "POST"):  # what acts wants more than a key
             expected = 200 if method == "GET" else 400

@@ -10,6 +10,7 @@ from router.figures import Figures
 from router.front.auth import Gate
 from router.front.fleet_metrics import FleetCollector
 from router.front.metrics import FrontMetrics
+from router.front.usage_metrics import UsageCollector
 from tests.metrics_page import listed_metrics
 
 
@@ -17,6 +18,7 @@ def exposed() -> list[tuple[str, str, tuple[str, ...]]]:
     registry = CollectorRegistry()
     FrontMetrics(registry, ManualClock())
     registry.register(FleetCollector(Figures, Gate().permits))
+    registry.register(UsageCollector(Gate()))
     collectors: list[Any] = list(registry._collector_to_names)
     metrics = [metric for each in collectors for metric in each.describe()]
     own = [each for each in registry._collector_to_names if isinstance(each, MetricWrapperBase)]
@@ -32,5 +34,6 @@ def test_the_page_lists_every_metric_and_no_other() -> None:
 
 def test_names_carry_their_unit_and_labels_are_of_a_bounded_few() -> None:
     bounded = {"api", "outcome", "part", "pool", "worker", "state", "reason", "event", "resource", "prefill", "decode"}
+    bounded |= {"tenant", "kind", "currency"}
     assert {label for _, _, labels in exposed() for label in labels} <= bounded
     assert all(name.endswith("_seconds") for name, kind, _ in exposed() if kind == "histogram")
