@@ -102,7 +102,7 @@ def run(text: str, folder: Path, **more: object) -> str:
 def test_the_quick_start(tmp_path: Path) -> None:
     shown = run(first_cluster(script(ROOT / "README.md")), tmp_path)
     for verb in ("up", "status", "generate", "scale", "down"):
-        assert f"\n+ headrace {verb}" in shown
+        assert f"\n+ headrace {verb}" in "\n" + shown
 
 
 @pytest.mark.verify
