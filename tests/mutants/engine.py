@@ -175,11 +175,11 @@ MUTANTS = (
     ),
     Mutant(
         "digest the staging instead of the copy",
-        "engine/process.py",
-        "digests = memory.digests(command.blocks)  # of the copy: the staging slot may still change (DESIGN §4.8)",
-        "from cluster.core.digest import digest_block as of; size = memory.layout.block_bytes; digests = ["
-        "of(memory.staging[command.slot, at * size : (at + 1) * size], memory.layout.kv_heads)"
-        " for at in range(len(command.blocks))]",
+        "engine/pool.py",
+        "return self.digests(blocks)",
+        "size = self.layout.block_bytes; return ["
+        "digest_block(self.staging[slot, at * size : (at + 1) * size], self.layout.kv_heads)"
+        " for at in range(len(blocks))]",
         "tests/unit/engine_process/test_process.py::test_the_digest_is_of_the_copy_whatever_lands_in_the_slot_after_it",
     ),
 )

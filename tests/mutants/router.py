@@ -65,15 +65,15 @@ MUTANTS = (
     Mutant(
         "go back to the worker that failed",
         "router/endings.py",
-        "follow.tries.avoid.add(attempt.epoch)",
-        "follow.tries.avoid.discard(attempt.epoch)",
+        "tries.avoid.add(attempt.epoch)",
+        "tries.avoid.discard(attempt.epoch)",
         f"{FAILURES}::test_what_a_worker_does_not_know_goes_on_at_another",
     ),
     Mutant(
         "never end for too many failures",
         "router/endings.py",
-        "follow.tries.failures += blamed",
-        "follow.tries.failures = int(blamed)",
+        "tries.failures += blamed",
+        "tries.failures = int(blamed)",
         f"{FAILURES}::test_when_every_worker_fails_all_are_still_tried",
     ),
     Mutant(

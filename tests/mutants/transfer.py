@@ -46,8 +46,8 @@ MUTANTS = (
     Mutant(
         "believe a copy without comparing its digest",
         "kv_transfer/handoff.py",
-        "if digest == offered.digest:",
-        "if digest:",
+        "if digest == offered.digest and index < read.distrusted:",
+        "if index < read.distrusted:",
         f"{HANDOFF}::test_wrong_bytes_wait_for_the_holders_word_and_are_read_once_more",
     ),
     Mutant(
