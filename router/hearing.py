@@ -187,7 +187,7 @@ class Hearing:
         just_came = len(follow.record.attempts) == 1 and follow.entry.departures is None  # it has not waited
         self._endings.put_back(follow, now)
         if just_came and (error := self._books.queue.hopeless(follow.request, now)) is not None:
-            self._endings.finish(follow, error, now)
+            self._endings.finish(follow, error, now)  # room will come too late
             return
         if message.permanent and follow.request.request_id in self._books.requests:
             text = f"the request can never be served: {message.reason}"

@@ -58,6 +58,27 @@ MUTANTS = (
         f"{QUEUE}::test_a_line_that_was_empty_for_a_moment_is_no_new_one",
     ),
     Mutant(
+        "take a line that stands for a moment for one that stands for ever",
+        "router/drain.py",
+        "return None if wait is None else wait * (1 - 1 / math.sqrt(1 + departures))",
+        "return wait",
+        f"{QUEUE}::test_a_line_that_stands_for_a_while_rules_nobody_out_by_a_deadline",
+    ),
+    Mutant(
+        "keep who was sent to a worker that had no room waiting in any case",
+        "router/hearing.py",
+        "self._endings.finish(follow, error, now)  # room will come too late",
+        "pass",
+        "tests/unit/router_core/test_overload.py::test_longer_answers_at_the_same_rate_are_refused_early_and_not_felt_as_waiting",
+    ),
+    Mutant(
+        "let a ready worker go while others start",
+        "cluster/reconcile.py",
+        'have[role_of(name)].append((not ready, int(name.rpartition("-")[2])))',
+        'have[role_of(name)].append((False, int(name.rpartition("-")[2])))',
+        "tests/unit/cluster/test_reconcile.py::test_a_pool_does_not_lose_its_only_ready_worker_while_others_start",
+    ),
+    Mutant(
         "let permits of dead routers count for ever",
         "cluster/quotas.py",
         "if limit is not None and sum(until > now for until in account.permits.values()) >= limit:",
