@@ -160,13 +160,15 @@ class BlockBooks:
 
     def withdraw(self, block: int) -> list[int]:
         """Take a block that failed its check out of the index, and all whose chain goes through it: they may have been
-        computed from what is wrong. Whoever owns one keeps it, private. Returns those taken out."""
+        computed from what is wrong. So may those whose chain is broken already: nobody can match them, until somebody
+        computes what is missing. Whoever owns one keeps it, private. Returns those taken out."""
         failed = self._published.get(block)
         if failed is None:
             return []
         doubted, blocks = {failed.key}, [block]
         for other, entry in sorted(self._published.items(), key=lambda each: each[1].depth):
-            if entry.parent in doubted:
+            broken = entry.parent is not None and entry.parent not in self._index
+            if other != block and (broken or entry.parent in doubted):
                 doubted.add(entry.key)
                 blocks.append(other)
         for each in blocks:

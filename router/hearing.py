@@ -15,6 +15,7 @@ from router.requests import TokenEvent
 from router.workers import WorkerView
 
 _ASKED_BY_DECODE = 2  # of the list, before it answers NoPrefill
+AT_ONCE_S = 0.05  # so long after it came a new request may still be told that there is no room; then it waits
 
 
 class Hearing:
@@ -184,14 +185,16 @@ class Hearing:
         worker.health.refused(attempt.blocks, message.retry_after_s, now)
         if follow.entry.blocked_since is None:
             follow.entry.blocked_since = now
-        just_came = len(follow.record.attempts) == 1 and follow.entry.departures is None  # it has not waited
         self._endings.put_back(follow, now)
-        if just_came and (error := self._books.queue.hopeless(follow.request, now)) is not None:
-            self._endings.finish(follow, error, now)  # room will come too late
+        if follow.request.request_id not in self._books.requests:
             return
-        if message.permanent and follow.request.request_id in self._books.requests:
+        if message.permanent:
             text = f"the request can never be served: {message.reason}"
             self._endings.finish(follow, RequestFailed(text) if follow.emitted_any else InvalidRequest(text), now)
+            return
+        error = self._books.queue.hopeless(follow.request, now) if now - follow.arrived <= AT_ONCE_S else None
+        if error is not None:
+            self._endings.finish(follow, error, now)  # room will come too late
 
     def _on_preempted(self, worker: WorkerView, message: pb.Preempted, now: float) -> None:
         found = self._find(worker, message.attempt)

@@ -126,6 +126,29 @@ def test_what_was_computed_from_a_withdrawn_block_leaves_with_it() -> None:
     books.check_integrity()
 
 
+def test_a_block_behind_one_that_was_evicted_leaves_with_what_its_chain_was_computed_from() -> None:
+    """Two sequences share a hit; one published the middle, the other the end; the middle is evicted first."""
+    books, chain = BlockBooks(8), [key(i) for i in range(4)]
+    hits = books.allocate(2, "first") or []
+    for at, block in enumerate(hits):
+        books.publish(block, 1, chain, at, b"d")
+    for owner in ("one", "two"):
+        books.share(hits, owner)
+    books.release(hits, "first")
+    [middle] = books.allocate(1, "one") or []
+    private, end = books.allocate(2, "two") or []
+    assert books.publish(middle, 1, chain, 2, b"d")
+    assert not books.publish(private, 1, chain, 2, b"d")
+    assert books.publish(end, 1, chain, 3, b"d")
+    books.release([*hits, middle], "one")
+    books.release([*hits, private, end], "two")
+    while books.is_published(middle):
+        assert books.allocate(1, "others")
+    assert books.is_published(end)
+    assert end in books.withdraw(hits[0])
+    books.check_integrity()
+
+
 class Histories(RuleBasedStateMachine):
     """Random allocate / share / publish / release / plan histories on a small pool."""
 
@@ -174,8 +197,14 @@ class Histories(RuleBasedStateMachine):
     def withdraw(self, name: int) -> None:
         for block in self.books.match([key(name)]):
             chain = self.books.match([key(i) for i in range(name, 6)])
-            assert self.books.withdraw(block) == chain
-            assert not any(map(self.books.is_published, chain))
+            before = [bool(self.books.match([key(i)])) for i in range(name)]
+            withdrawn = self.books.withdraw(block)
+            assert set(chain) <= set(withdrawn)
+            assert not any(map(self.books.is_published, withdrawn))
+            left = [bool(self.books.match([key(i)])) for i in range(6)]
+            assert not any(left[name:]), "all that come later in this chain"
+            first_gap = before.index(False) if False in before else name
+            assert left[:first_gap] == before[:first_gap], "what comes before it, unbroken, stays"
 
     @precondition(lambda self: not self.in_flight)
     @rule()

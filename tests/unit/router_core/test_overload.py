@@ -7,7 +7,7 @@ from router.requests import Request
 from tests.unit.router_core.fakes import BLOCK
 from tests.unit.router_core.world import Client, World, world
 
-TICK_S = 0.1
+TICK_S = 0.04  # a worker's refusal comes within it: at once (router.hearing.AT_ONCE_S)
 SLO_S = 2.0
 
 
