@@ -7,7 +7,7 @@ from router.front.auth import OPEN
 from router.web import ADMIN, AdminRoutes, ClientRoutes
 
 INFERENCE = ["/v1/chat/completions", "/v1/models", "/tokenize", "/openapi.json"]
-BOTH = [*sorted(OPEN), "/debug/requests/one"]
+BOTH = [*sorted(OPEN - ADMIN), "/debug/requests/one"]
 
 
 async def routed(door: type[ClientRoutes] | type[AdminRoutes], path: str) -> str:
@@ -42,3 +42,10 @@ async def test_clients_routes_are_not_where_operators_are(path: str) -> None:
 @pytest.mark.parametrize("path", BOTH)
 async def test_probes_and_a_tenants_own_requests_are_at_both(path: str) -> None:
     assert [await routed(door, path) for door in (ClientRoutes, AdminRoutes)] == [path, path]
+
+
+@pytest.mark.parametrize("path", [*sorted(ADMIN), *BOTH, *INFERENCE])
+async def test_a_path_with_a_line_break_is_nowhere(path: str) -> None:
+    """A route's pattern ends in `$`, which also matches before a break at the end."""
+    for door in (ClientRoutes, AdminRoutes):
+        assert "-is-on-" in await routed(door, path + "\n")
