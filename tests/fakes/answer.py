@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from cluster.stubs.session_pb2 import FromDecode, SampleState
@@ -37,7 +38,8 @@ class Answer:
 
     @property
     def prefill_on(self) -> list[str]:
-        return [e.prefill_on.worker for e in self.events if e.WhichOneof("message") == "prefill_on"]
+        told = [e.prefill_on.worker for e in self.events if e.WhichOneof("message") == "prefill_on"]
+        return [name for name, _ in groupby(told)]  # told again when it is known how much was cached there
 
     @property
     def handed_off(self) -> Any:
