@@ -111,7 +111,9 @@ def test_the_quick_start(tmp_path: Path) -> None:
 def test_every_command_of_a_page(page: Path, tmp_path: Path) -> None:
     with ValkeyServer() as server:
         more = {"tenants_redis_url": f"redis://{server.host}:{server.port}"} if page.stem in NEEDS_KEYS else {}
-        assert run(script(page), tmp_path, **more).count("\n+ ") >= len(list(commands(page))) / 3
+        ours = [command for command in commands(page) if command.program == "headrace"]
+        shown = "\n" + run(script(page), tmp_path, **more)
+        assert shown.count("\n+ ") >= len(ours) / 3, "the rest is for a cluster of its own (NOT_RUN)"
 
 
 def test_the_guides_are_among_them() -> None:
