@@ -307,8 +307,7 @@ class DecodeWorker(RuleBasedStateMachine):
 
     def rot(self) -> None:
         """Bytes of all blocks that nobody owns change: whoever matches one must notice."""
-        self.out.rotted = True
-        books = self.out.core.state.books
+        self.out.rotted, books = True, self.out.core.state.books
         if not self.out.main:  # else a row in flight may still read what it is about
             for block in range(books.num_blocks):
                 if books.is_published(block) and not books._owners[block]:
