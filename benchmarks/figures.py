@@ -1,6 +1,6 @@
 """From timelines to the figures of one run, and from several runs to median and spread. Pure. Times in milliseconds."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.timeline import Slo, Timeline, percentile, split_gaps
@@ -154,5 +154,5 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 def spreads(runs: Sequence[Mapping[str, float | None]]) -> dict[str, Spread]:
     """Every figure that some run had."""
     keys = dict.fromkeys(key for run in runs for key in run)
-    pick: Callable[[str], Spread | None] = lambda key: spread(run.get(key) for run in runs)  # noqa: E731
-    return {key: value for key in keys if (value := pick(key)) is not None}
+    found = ((key, spread([run.get(key) for run in runs])) for key in keys)
+    return {key: value for key, value in found if value is not None}

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,7 +99,7 @@ def measure(device: torch.device, page: Page, *, dry: bool) -> None:
         served = llama(576, 1536, 30, 9, 3, 300, tied=True)
         page.part("served", lambda: serve(served, list(SERVED_SETTINGS), (32, 512, 64), 8))
     for name, config in sizes.items():  # last: an 8B's figures are the longest, and cut off first
-        page.part("model", lambda name=name, config=config: model_figures(name, config, size, floor, device, page.left))  # type: ignore[misc]
+        page.part("model", partial(model_figures, name, config, size, floor, device, page.left))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

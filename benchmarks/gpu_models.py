@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -111,14 +112,14 @@ def model_figures(
             pages = context // BLOCK + 1
             tables = [list(range(row * pages, (row + 1) * pages)) for row in range(batch)]
             rows = [ForwardRow([7], context, table, write=True, logits=True) for table in tables]
-            step = seconds(lambda rows=rows: model.run(rows), device, size.rounds)  # type: ignore[misc]
+            step = seconds(partial(model.run, rows), device, size.rounds)
             read = 2 * (products + head) + batch * context * model.layout.token_bytes
             yield Figure(f"{name}: decode, {batch} x {context}", step * 1e3, "ms", read / step / floor.read)
     for tokens in size.prompts:
         if not left():
             return
         rows = [ForwardRow([7] * tokens, 0, list(range(tokens // BLOCK + 1)), write=True, logits=True)]
-        step = seconds(lambda rows=rows: model.run(rows), device, size.rounds)  # type: ignore[misc]
+        step = seconds(partial(model.run, rows), device, size.rounds)
         attended = 2 * config.layers * config.attention.heads * config.attention.head_dim * tokens * tokens
         work = 2 * products * tokens + 2 * head + attended
         yield Figure(f"{name}: prefill, {tokens} tokens", tokens / step, "tok/s", work / step / floor.matrix)
@@ -131,13 +132,13 @@ def kernel_figures(config: ModelConfig, size: Size, floor: Limits, device: torch
     for batch, context in ((size.batches[0], size.contexts[-1]), (size.batches[-1], size.contexts[-1])):
         kv, rows = pool_of(layout, ((context, 1),) * batch, device)
         q_TAD = torch.randn((batch, heads, head_dim), device=device).bfloat16()
-        step = seconds(lambda kv=kv, rows=rows, q=q_TAD: attention(kv, rows, q, None, device), device, size.rounds)  # type: ignore[misc]
+        step = seconds(partial(attention, kv, rows, q_TAD, None, device), device, size.rounds)
         read = batch * context * layout.token_bytes / layout.layers
         yield Figure(f"attention, decode, {batch} x {context}", read / step / GB, "GB/s", read / step / floor.read)
     tokens = size.prompts[-1]
     kv, rows = pool_of(layout, ((0, tokens),), device)
     q_TAD = torch.randn((tokens, heads, head_dim), device=device).bfloat16()
-    step = seconds(lambda: attention(kv, rows, q_TAD, None, device), device, size.rounds)
+    step = seconds(partial(attention, kv, rows, q_TAD, None, device), device, size.rounds)
     work = 2 * heads * head_dim * tokens * tokens
     yield Figure(f"attention, prefill, {tokens}", work / step / TERA, "TFLOP/s", work / step / floor.matrix)
     pool = torch.zeros((2 if size is DRY else 512, layout.block_bytes), dtype=torch.uint8, device=device)

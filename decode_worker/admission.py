@@ -33,7 +33,7 @@ class Admission:
         state: State,
         admitted: Callable[[Attempt, float], None],
         failed: Callable[[Attempt, str, "Blame.ValueType", float], None],
-        doubted: Callable[[list[int], float], None],
+        doubted: Callable[[list[int]], None],
     ) -> None:
         self._state = state
         self._admitted = admitted
@@ -95,7 +95,7 @@ class Admission:
         assert attempt.prompt is not None
         books, hits = self._state.books, attempt.prefix_blocks
         right, room, doubted = keep_right_hits(books, attempt.prompt, hits, report.digests)
-        self._doubted(doubted, now)
+        self._doubted(doubted)
         if not room:
             self._failed(attempt, "no room to replace a prefix block that failed its check", Blame.BLAME_WORKER, now)
             return

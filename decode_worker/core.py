@@ -327,11 +327,13 @@ class DecodeCore:
     def _failed(self, attempt: Attempt, reason: str, blame: "Blame.ValueType", now: float) -> None:
         self._decoding.fail(attempt, reason, blame)
 
-    def _doubted(self, blocks: list[int], now: float) -> None:
-        """These left the index because what is in them may be wrong: attempts that build on them go elsewhere."""
-        for attempt in list(self.state.attempts.values()):
+    def _doubted(self, blocks: list[int]) -> None:
+        """These left the index because what is in them may be wrong: attempts that build on them begin again, here or
+        elsewhere. One finding is nobody's failure, however many attempts it meets."""
+        for attempt in list(self.state.attempts.values()) if blocks else ():
             if any(not set(blocks).isdisjoint(sequence.blocks) for sequence in attempt.sequences()):
-                self._failed(attempt, "a block that it builds on is in doubt", Blame.BLAME_WORKER, now)
+                self.state.counters["attempts_in_doubt"] += 1
+                self._decoding.give_back(attempt, draining=True)
 
     def _own(self, router: int, attempt_id: str) -> Attempt | None:
         """An attempt of this very router: nobody can touch another one's."""

@@ -57,7 +57,7 @@ class Callbacks:
     no_prefill: Callable[[Attempt, str, float], None]
     failed: Callable[[Attempt, str, "Blame.ValueType", float], None]
     scored: Callable[[Attempt, PromptLogprobs], None]
-    doubted: Callable[[list[int], float], None]
+    doubted: Callable[[list[int]], None]
 
 
 class HandOffs:
@@ -155,7 +155,7 @@ class HandOffs:
             transfer.timeline.left("invalid" if message.blame == Blame.BLAME_REQUEST else "deadline")
             self._on.failed(transfer.attempt, message.reason, message.blame, now)
         elif transfer is not None and message.HasField("distrusted_from"):
-            self._on.doubted(distrust(self._state, transfer, message.distrusted_from), now)
+            self._on.doubted(distrust(self._state, transfer, message.distrusted_from))
             self._next_holder(transfer, "sent corrupt blocks", now, detail=message.reason)
         elif transfer is not None:
             unsettled = message.blame == Blame.BLAME_UNSETTLED
@@ -220,7 +220,7 @@ class HandOffs:
         words = [handoff.rechecked(b.block, b.generation, current=b.current, corrupt=b.corrupt) for b in result.blocks]
         corrupt = [index for word, index in words if word is Word.CORRUPT]
         if corrupt:
-            self._on.doubted(distrust(self._state, transfer, min(corrupt)), now)
+            self._on.doubted(distrust(self._state, transfer, min(corrupt)))
             self._next_holder(transfer, "sent corrupt blocks", now)
         elif any(word is Word.STALE for word, _ in words):
             self._next_holder(transfer, "holder lost the blocks", now)

@@ -163,22 +163,11 @@ class BlockBooks:
         computed from what is wrong. So may those whose chain is broken already: nobody can match them, until somebody
         computes what is missing. Whoever owns one keeps it, private. Returns those taken out."""
         failed = self._published.get(block)
-        if failed is None:
-            return []
-        doubted, blocks = {failed.key}, [block]
-        for other, entry in sorted(self._published.items(), key=lambda each: each[1].depth):
-            broken = entry.parent is not None and entry.parent not in self._index
-            if other != block and (broken or entry.parent in doubted):
-                doubted.add(entry.key)
-                blocks.append(other)
-        for each in blocks:
-            self._unpublish(each)
-            plan = self._cached.pop(each, None)
-            if plan is not None and plan > self._back:
-                self._draining.append((self._sent, each))
-            elif plan is not None:
-                self._recycle(each)
-        return blocks
+        return [] if failed is None else self._withdraw_after(failed.key, [block])
+
+    def withdraw_after(self, key: BlockKey) -> list[int]:
+        """The same for a private block of this key: what others published under the key itself is right."""
+        return self._withdraw_after(key, [])
 
     def digest_of(self, block: int) -> bytes:
         """The digest a published block was entered with."""
@@ -211,6 +200,23 @@ class BlockBooks:
         return recycled
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _withdraw_after(self, key: BlockKey, blocks: list[int]) -> list[int]:
+        """Withdraw `blocks` and all whose chain goes on from `key`, or is broken; returns them all."""
+        doubted = {key}
+        for other, entry in sorted(self._published.items(), key=lambda each: each[1].depth):
+            broken = entry.parent is not None and entry.parent not in self._index
+            if other not in blocks and (broken or entry.parent in doubted):
+                doubted.add(entry.key)
+                blocks.append(other)
+        for each in blocks:
+            self._unpublish(each)
+            plan = self._cached.pop(each, None)
+            if plan is not None and plan > self._back:
+                self._draining.append((self._sent, each))
+            elif plan is not None:
+                self._recycle(each)
+        return blocks
 
     def _recycle(self, block: int) -> None:
         self._free.append(block)

@@ -297,14 +297,14 @@ class PrefillCore:
 
     def _offer(self, job: Job) -> None:
         """Offer every block that is full and was not offered, in prompt order."""
-        blocks = []
-        start, keys = job.next_offer, job.sequence.keys()
+        blocks, start, keys = list[OfferedBlock](), job.next_offer, job.sequence.keys()
         while (digest := job.digests.pop(job.next_offer, None)) is not None:
             block = job.sequence.blocks[job.next_offer]
             generation = self.books.generation(block)
             blocks.append(OfferedBlock(block=block, generation=generation, key=keys[job.next_offer], digest=digest))
             job.next_offer += 1
         if blocks:
+            job.offered |= {block.block: block for block in blocks}
             last = job.next_offer == len(job.sequence.tokens) // self.block_size
             self.counters["blocks_offered"] += len(blocks)
             offer = Offer(attempt=job.message.attempt, first_position=start * self.block_size, blocks=blocks, last=last)
@@ -344,7 +344,8 @@ class PrefillCore:
         self._digest([ref.block for ref in recheck.blocks if 0 <= ref.block < self.books.num_blocks], (link, recheck))
 
     def _rechecked(self, link: str, recheck: Recheck, digests: list[bytes]) -> None:
-        answer, doubted = vouch(self.books, self.counters, recheck, digests)
+        offered = job.offered if (job := self.jobs.get((link, recheck.attempt))) is not None else {}
+        answer, doubted = vouch(self.books, self.counters, recheck, digests, offered)
         self._send(link, FromPrefill(recheck=answer))
         self._doubt(doubted)
 
@@ -390,7 +391,6 @@ class PrefillCore:
     def status(self) -> Status:
         """What routers see twice a second."""
         status = make_status(self._config, self.jobs.values(), self.batcher, self._overdue, self.counters)
-        status.ready = not self._overdue.is_late
         status.draining = self.draining
         return status
 

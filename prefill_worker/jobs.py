@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from cluster.stubs.common_pb2 import TokenLogprob, TopToken
-from cluster.stubs.link_pb2 import First, FirstToken
+from cluster.stubs.link_pb2 import First, FirstToken, OfferedBlock
 from cluster.stubs.link_pb2 import Job as JobMessage
 from engine.asked import sampling_problem, scoring_of, scoring_problem
 from engine.messages import Sampled
@@ -42,6 +42,7 @@ class Job:
     awaited: int = 0  # answers of the engine, before it may run
     next_offer: int = 0  # block index; everything before was offered or is not wanted
     digests: dict[int, bytes] = field(default_factory=dict)  # of blocks not offered yet
+    offered: dict[int, OfferedBlock] = field(default_factory=dict)  # by block id
     pinned_until: float = 0.0
 
     @property

@@ -1,22 +1,27 @@
 """A reader doubts blocks that were offered: what this worker says of them after looking again (DESIGN §4.8)."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
-from cluster.stubs.link_pb2 import JobFailed, Recheck, RecheckedBlock, RecheckResult
+from cluster.stubs.link_pb2 import JobFailed, OfferedBlock, Recheck, RecheckedBlock, RecheckResult
 from engine.blocks import BlockBooks
 from prefill_worker.jobs import Job
 
 
 def vouch(
-    books: BlockBooks, counters: Counter[str], recheck: Recheck, digests: list[bytes]
+    books: BlockBooks,
+    counters: Counter[str],
+    recheck: Recheck,
+    digests: list[bytes],
+    offered: Mapping[int, OfferedBlock],
 ) -> tuple[RecheckResult, list[int]]:
     """Which of the blocks are still what was offered.
 
     One whose bytes changed leaves the prefix index, with all that was computed from it. These are returned as well:
     jobs may be building on them.
 
-    `digests`: those of the blocks' bytes as they are now, of blocks within the pool alone, in order.
+    `digests`: those of the blocks' bytes as they are now, of blocks within the pool alone, in order. `offered`: what
+    the job has offered, by block; it is all that is known of one that is private, another of its key having been first.
     """
     found = iter(digests)
     answers = []
@@ -26,9 +31,12 @@ def vouch(
         if current:
             digest = next(found)
             current = books.is_kept(ref.block, ref.generation)
-            if current and books.is_published(ref.block) and books.digest_of(ref.block) != digest:
+            private = None if books.is_published(ref.block) else offered.get(ref.block)
+            known = books.digest_of(ref.block) if books.is_published(ref.block) else private and private.digest
+            if current and known is not None and known != digest:
                 counters["block_corrupt"] += 1
-                doubted += books.withdraw(ref.block)
+                after = books.withdraw(ref.block) if private is None else books.withdraw_after(private.key)
+                doubted += [ref.block, *after]
                 current, corrupt = False, True
             else:
                 counters["block_vouched_for" if current else "block_stale"] += 1

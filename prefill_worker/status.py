@@ -13,13 +13,14 @@ from prefill_worker.jobs import Job, Phase
 def make_status(
     config: ClusterConfig, jobs: Iterable[Job], batcher: Batcher, pace: OverdueWatch, counters: Mapping[str, int]
 ) -> Status:
-    """Everything but `ready` and `draining`."""
+    """Everything but `draining`."""
     phases, queue = [], []
     for job in jobs:
         phases.append(job.phase)
         queue.append(job.remaining)
     books = batcher.books
     return Status(
+        ready=not pace.is_late,
         free_blocks=books.available,
         running=phases.count(Phase.RUNNING),
         waiting=phases.count(Phase.CHECKING),

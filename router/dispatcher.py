@@ -184,7 +184,9 @@ class DispatcherCore:
     def tick(self, now: float) -> list[Effect]:
         """Let time act: deadlines, silence, patience, retries. To be called several times a second."""
         self._notice_gap(now)
-        self._last_tick = now
+        since, self._last_tick = self._last_tick, now
+        if since is not None and not self._workers.ready("decode", now):
+            self._books.queue.stood_still(now - since, now)
         self._workers.index.sweep()
         for worker in self._workers.silent(now):
             self._endings.counters["workers_silent"] += 1

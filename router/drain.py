@@ -39,6 +39,11 @@ class Pace:
         self._busy_s = self._busy(now)
         self._busy_since = None
 
+    def stood_still(self, seconds: float, now: float) -> None:
+        """For so long until now nobody could leave, since there was no worker to go to: that is no pace."""
+        if self._busy_since is not None:
+            self._busy_since = min(now, self._busy_since + seconds)
+
     def departed(self, work: float, now: float) -> Departure:
         """A request that had to wait left the line for a worker, while the line was not empty."""
         departure = (self._busy(now), work)

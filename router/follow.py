@@ -74,6 +74,7 @@ class Tries:
     no_prefill: int = 0
     avoid: set[int] = field(default_factory=set)
     could_not_run: list[int] = field(default_factory=list)  # epochs; theirs was the fault if another one can
+    stuck_at: list[int] = field(default_factory=list)  # tokens of each sample when the last of these gave up
     fingerprint: bytes | None = None  # of the weights that wrote the first delivered token
     stranded_since: float | None = None
 
@@ -101,6 +102,10 @@ class Follow:
     @property
     def deadline(self) -> float:
         return self.arrived + self.request.deadline_s
+
+    def is_past(self, tokens: list[int]) -> bool:
+        """Whether every sample has more than so many tokens, or has ended."""
+        return all(each.finished or len(each.emitted) > at for each, at in zip(self.samples, tokens, strict=True))
 
     @property
     def emitted_any(self) -> bool:

@@ -146,7 +146,8 @@ class Hearing:
 
     def _written(self, follow: Follow, event: TokenEvent, now: float) -> None:
         """What admission learns from new tokens: what the request comes to, and how long such ones take."""
-        self._endings.runs(follow, now)
+        if follow.tries.could_not_run and follow.is_past(follow.tries.stuck_at):
+            self._endings.runs(follow, now)
         queue, request = self._books.queue, follow.request
         queue.written(follow.entry, follow.written)
         if follow.tries.number == 1 and follow.written == len(event.ids) > 0 and follow.attempt is not None:
@@ -230,6 +231,7 @@ class Hearing:
             return
         if message.blame == Blame.BLAME_UNSETTLED:
             follow.tries.could_not_run.append(worker.epoch)
+            follow.tries.stuck_at = [len(sample.emitted) for sample in follow.samples]
         else:
             worker.health.failed(now)
         self._endings.failed(follow, attempt, f"{worker.name}: {message.reason}", now)

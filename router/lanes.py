@@ -60,6 +60,11 @@ class Lane:
         """The classes of length of which something waits."""
         return [length for length, line in self.lines.items() if line]
 
+    def stood_still(self, seconds: float, now: float) -> None:
+        """See `Pace.stood_still`."""
+        for pace in self.paces.values():
+            pace.stood_still(seconds, now)
+
     def add(self, entry: Entry, now: float) -> None:
         if not self.lines[entry.length]:
             self.paces[entry.length].began(now)
@@ -130,6 +135,11 @@ class Lanes:
 
     def weight(self, tenant: str) -> float:
         return self._counters.weight(tenant)
+
+    def stood_still(self, seconds: float, now: float) -> None:
+        """See `Pace.stood_still`."""
+        for lane in self._lanes.values():
+            lane.stood_still(seconds, now)
 
     def arrive(self, entry: Entry, now: float) -> None:
         """A new request."""

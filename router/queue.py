@@ -163,6 +163,11 @@ class AdmissionQueue:
             entry.blocked_since = now
         return now - entry.blocked_since >= OVERTAKE_S
 
+    def stood_still(self, seconds: float, now: float) -> None:
+        """For so long until now there was no worker at all: nothing is learnt from that about the time after it."""
+        self._pace.stood_still(seconds, now)
+        self._lanes.stood_still(seconds, now)
+
     def expected_wait_s(self, now: float) -> float | None:
         """How long the whole line takes to drain; None while the pace is unknown."""
         if not self._by_id:

@@ -27,7 +27,7 @@ from engine.gpu.kernels.attention import (
 )
 from engine.gpu.kernels.heads import add_norm, rotate_and_write
 from engine.layout import KVLayout
-from engine.model.attention import PagedKV, PoolBytes, check_rows
+from engine.model.attention import PagedKV, check_rows
 from engine.model.base import ForwardRow
 from engine.model.config import ModelConfig
 from engine.model.operators import Forward, wait_for
@@ -48,19 +48,12 @@ class TritonOperators:
         self._layout = layout
         self._device = device
         self._rope = Rope(config.rope, config.attention.head_dim, device)
-        self._kv: PagedKV | None = None
 
-    def bind(self, pool: PoolBytes) -> None:
+    def start(self, kv: PagedKV, rows: Sequence[ForwardRow]) -> Forward:
         """See Operators."""
-        self._kv = PagedKV(pool, self._layout)
-
-    def start(self, rows: Sequence[ForwardRow]) -> Forward:
-        """See Operators."""
-        if self._kv is None:
-            raise ModelError("the model has no pool yet: bind one first")
-        check_rows(rows, self._kv)
+        check_rows(rows, kv)
         step = plan(rows, self._layout.block_size, self.tile, self._device)
-        pool = PoolView(self._kv.elements, self._layout)
+        pool = PoolView(kv.elements, self._layout)
         return _TritonForward(step, self._rope.angles(step.positions_T), pool, self._config, self.tile)
 
 

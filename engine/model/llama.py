@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from cluster.core.errors import IntegrityError
+from cluster.core.errors import IntegrityError, ModelError
 from engine.layout import KVLayout
-from engine.model.attention import PoolBytes
+from engine.model.attention import PagedKV, PoolBytes
 from engine.model.base import ForwardRow, OnLogits, check_tokens, ignore_logits, scored_pieces
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear
@@ -65,6 +65,7 @@ class LlamaModel:
         self.fingerprint = fingerprint
         self.device = str(weights.device)
         self._operators = make_operators(config, self.layout, weights.device)
+        self._kv: PagedKV | None = None
         self._embedding_VE = weights.take("model.embed_tokens.weight")
         self._layers = [_load_layer(config, weights, index) for index in range(config.layers)]
         self._norm_E = weights.take("model.norm.weight")
@@ -73,7 +74,7 @@ class LlamaModel:
 
     def bind(self, pool: PoolBytes) -> None:
         """Use `pool`, uint8 [num_blocks, block_bytes], for KV from now on. Raises ModelError when it does not fit."""
-        self._operators.bind(pool)
+        self._kv = PagedKV(pool, self.layout)
 
     @torch.inference_mode()
     def run(self, rows: list[ForwardRow], on_logits: OnLogits = ignore_logits) -> NDArray[np.float32]:
@@ -91,7 +92,9 @@ class LlamaModel:
             raise IntegrityError(f"{self.device} failed: {error}") from error
 
     def _run(self, rows: list[ForwardRow], on_logits: OnLogits) -> NDArray[np.float32]:
-        forward = self._operators.start(rows)
+        if self._kv is None:
+            raise ModelError("the model has no pool yet: bind one first")
+        forward = self._operators.start(self._kv, rows)
         # The residual stream stays in float32 whatever the weights are: rounding it thirty times over is most of what
         # a 16-bit forward loses, and at [T, E] it costs next to nothing.
         x_TE = F.embedding(forward.token_ids_T, self._embedding_VE).float()

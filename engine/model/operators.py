@@ -12,9 +12,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from cluster.core.errors import ModelError
 from engine.layout import KVLayout
-from engine.model.attention import PagedKV, PoolBytes, StepIndex, attend, plan_step, write_kv
+from engine.model.attention import PagedKV, StepIndex, attend, plan_step, write_kv
 from engine.model.base import ForwardRow
 from engine.model.config import ModelConfig
 from engine.model.rope import Rope, rotate
@@ -48,13 +47,13 @@ class Forward(Protocol):
 
 
 class Operators(Protocol):
-    """Makes Forwards over one pool."""
+    """Makes Forwards."""
 
-    def bind(self, pool: PoolBytes) -> None:
-        """Use `pool`, uint8 [num_blocks, block_bytes]. Raises ModelError when it does not fit."""
+    def start(self, kv: PagedKV, rows: Sequence[ForwardRow]) -> Forward:
+        """For rows whose KV is in `kv`. Raises ModelError for one whose tokens and table do not fit each other or it.
 
-    def start(self, rows: Sequence[ForwardRow]) -> Forward:
-        """Raises ModelError for a row whose tokens and table do not fit each other or the pool; nothing is written."""
+        Nothing is written then.
+        """
 
 
 class TorchOperators:
@@ -62,22 +61,14 @@ class TorchOperators:
 
     def __init__(self, config: ModelConfig, layout: KVLayout, device: torch.device) -> None:
         self._config = config
-        self._layout = layout
         self._rope = Rope(config.rope, config.attention.head_dim, device)
-        self._kv: PagedKV | None = None
 
-    def bind(self, pool: PoolBytes) -> None:
+    def start(self, kv: PagedKV, rows: Sequence[ForwardRow]) -> Forward:
         """See Operators."""
-        self._kv = PagedKV(pool, self._layout)
-
-    def start(self, rows: Sequence[ForwardRow]) -> Forward:
-        """See Operators."""
-        if self._kv is None:
-            raise ModelError("the model has no pool yet: bind one first")
-        step = plan_step(rows, self._kv, self._config.attention.heads, self._config.attention.window)
+        step = plan_step(rows, kv, self._config.attention.heads, self._config.attention.window)
         token_ids = torch.tensor([token for row in rows for token in row.tokens], dtype=torch.int64)
         return _TorchForward(
-            token_ids.to(step.positions.device), self._kv, step, self._rope.angles(step.positions), self._config
+            token_ids.to(step.positions.device), kv, step, self._rope.angles(step.positions), self._config
         )
 
 

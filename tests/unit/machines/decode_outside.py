@@ -214,7 +214,7 @@ class Outside:
             assert kind != "refused" or not word.permanent, f"what fits was refused for good: {word.reason}"
             if kind == "failed":
                 late = word.blame == Blame.BLAME_DEADLINE and self.now > ask.deadline
-                rot = self.rotted and word.reason.endswith(("failed its check", "is in doubt"))
+                rot = self.rotted and word.reason.endswith("failed its check")
                 assert late or ask.invalid or rot, f"failed without cause: {word.reason}"
 
     def _hear_run(self, router: str, run: TokenRun) -> None:

@@ -95,6 +95,21 @@ def test_a_line_that_stands_for_a_while_rules_nobody_out_by_a_deadline() -> None
         queue.admit(request("in a hurry", 1.0), 9.0)
 
 
+def test_a_time_without_any_worker_is_no_pace() -> None:
+    """Nobody leaves for 29 s, since there is nobody to go to; then ten a second do, and nine seconds are left."""
+    queue = line(200, slo_ttft_s=60.0)
+    for number in range(100):
+        queue.admit(request(f"r{number}"), 0.0)
+    for second in range(29):
+        queue.stood_still(1.0, second + 1.0)
+    for number in range(10):
+        queue.take(f"r{number}", 29.1 + number / 10)
+    assert queue.expected_wait_s(30.0) == pytest.approx(90 / 10)
+    queue.admit(request("in time", 15.0), 30.0)
+    with pytest.raises(Overloaded, match="after the deadline"):
+        queue.admit(request("in a hurry", 2.0), 30.0)
+
+
 def test_an_idle_hour_is_not_a_slow_queue() -> None:
     queue = line(100)
     for number in range(20):

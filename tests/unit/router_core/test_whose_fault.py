@@ -53,6 +53,17 @@ def test_what_one_worker_could_not_run_counts_against_it_as_soon_as_another_runs
     assert failures(made, first) == 1, "counted once"
 
 
+def test_another_sample_that_goes_on_does_not_show_that_this_one_can_be_run() -> None:
+    made = world(decode=2)
+    made.ask(request("r", max_tokens=9, n=2))
+    first = failing(made, "r", 1, Blame.BLAME_UNSETTLED)
+    [second] = [w for w in made.workers.values() if "r.2" in w.works]
+    for index, counted in ((1, 0), (0, 1)):
+        run = pb.TokenRun(attempt="r.2", index=index, offset=0, ids=[5])
+        made.apply(made.core.on_session(second.address, pb.FromDecode(tokens=pb.Tokens(runs=[run])), made.now))
+        assert failures(made, first) == counted
+
+
 def test_what_no_worker_can_run_ends_honestly_and_cools_nobody() -> None:
     made = world(decode=3, max_attempts=3)
     for number in range(10):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cluster.core.ids import agent_name
 from cluster.stubs.common_pb2 import Grammar, Sampling
-from cluster.stubs.link_pb2 import FromDecodePeer, FromPrefill, Job, JobFailed, Recheck
+from cluster.stubs.link_pb2 import BlockRef, CancelJob, FromDecodePeer, FromPrefill, Job, JobFailed, Recheck
 from engine.messages import Command, Prepare, Prepared, Read, Report
 from prefill_worker.core import PrefillCore
 from prefill_worker.effects import Effect, ToDecode, ToEngine
@@ -29,6 +29,29 @@ def test_descendants_of_a_rotten_block_leave_the_holders_index() -> None:
     assert prefill.core.counters["block_corrupt"] == 1
     kept = [prefill.core.books.is_published(b.block) for b in offered]
     assert kept == [True, True, *[False] * (FULL - 2)]
+
+
+def test_a_rotten_block_that_was_never_published_is_not_vouched_for() -> None:
+    """Two jobs read one prompt at a time; the second's blocks are its own, and known by what it offered alone."""
+    prefill = Prefill()
+    core, sampling = prefill.core, Sampling(top_p=1.0, logprobs=-1)
+    for link, attempt in (("decode-0", "a"), ("decode-1", "b")):
+        job = Job(attempt=attempt, tokens=IDS, sample_indices=[0], sampling=sampling, deadline_s=60.0)
+        core.from_decode(link, FromDecodePeer(job=job), 0.0)
+    prefill.says(FromDecodePeer(cancel=CancelJob(attempt="nobody")))
+    first, second = (core.jobs[key].sequence.blocks for key in (("decode-0", "a"), ("decode-1", "b")))
+    assert [core.books.is_published(block) for block in first[:FULL]] == [True] * FULL
+    assert not any(core.books.is_published(block) for block in second[:FULL])
+    prefill.memory.pool[second[2], 5] ^= 1
+    ref = BlockRef(block=second[2], generation=core.books.generation(second[2]))
+    core.from_decode("decode-1", FromDecodePeer(recheck=Recheck(attempt="b", blocks=[ref])), 0.0)
+    told = [e.message for e in prefill.says(FromDecodePeer(cancel=CancelJob(attempt="nobody")))]
+    [answer] = [message.recheck.blocks[0] for message in told if message.HasField("recheck")]
+    assert (answer.current, answer.corrupt) == (False, True)
+    assert [message.failed.distrusted_from for message in told if message.HasField("failed")] == [3, 2]
+    kept = [core.books.is_published(block) for block in first[:FULL]]
+    assert kept == [True, True, True, *[False] * (FULL - 3)], "what follows its key may be computed from it"
+    core.check_integrity()
 
 
 def test_a_block_that_rots_while_its_job_waits_for_a_grammar_kills_nobody() -> None:
