@@ -14,7 +14,7 @@ run: $(STAMP) ## fetch the default model, start a local cluster, ask it one ques
 	$(BIN)/headrace run
 
 test: $(STAMP) ## the whole test suite, in two halves: what starts programs, and the rest
-	$(BIN)/python -m pytest -m "not verify" -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -m "not verify" -n 2 --dist loadscope $(ARGS)
 
 check: $(STAMP) ## ruff and mypy, strict
 	$(BIN)/ruff check .

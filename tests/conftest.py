@@ -8,6 +8,8 @@ import psutil
 import pytest
 from hypothesis import settings
 from xdist import is_xdist_worker
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 import tests.stateful  # noqa: F401 - registers the profile
 
@@ -24,20 +26,30 @@ _session_id = uuid.uuid4().hex
 _started = psutil.Process().create_time()
 _PATIENCE_S = 5.0
 _CLUSTERS = "clusters"
+_STARTING = ("integration", "contract")
 _BEGUN = pytest.StashKey[bool]()
 _POLITE = 10  # niceness of the half that waits for nothing
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Simulations last: in one process their seeds are played in the background meanwhile (tests/sim/conftest.py).
-
-    In two (`-n 2 --dist loadgroup`) what starts programs is one half, one after the other; the files of the rest are
-    dealt to whoever is free.
-    """
+    """Simulations last: in one process their seeds are played in the background meanwhile (tests/sim/conftest.py)."""
     items.sort(key=lambda item: "tests/sim/" in item.path.as_posix())
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_CLUSTERS if _starts_programs(item) else item.path.as_posix()))
+
+
+class Halves(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """What starts programs is one half, one after the other; the files of the rest are dealt to whoever is free.
+
+    Not xdist's groups: those are a suffix of the node's name, which pytest 9.2 does not read any more.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return _CLUSTERS if file.split("/")[1] in _STARTING else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Halves:
+    """For `-n 2`, whatever --dist says."""
+    return Halves(config, log)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -53,7 +65,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _starts_programs(item: pytest.Item) -> bool:
-    return item.path.relative_to(item.config.rootpath).parts[1] in ("integration", "contract")
+    return item.path.relative_to(item.config.rootpath).parts[1] in _STARTING
 
 
 @pytest.hookimpl(trylast=True)  # the parts have ended by then

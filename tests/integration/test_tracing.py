@@ -15,7 +15,6 @@ from cluster.core.config import TracingSettings
 from cluster.core.errors import ConfigError
 from cluster.stubs import inference_pb2 as pb
 from cluster.stubs.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
-from router.front import tracing
 from router.front.door import FrontDoor
 from router.front.grpc_service import InferenceService
 from router.front.tracing import open_tracing
@@ -121,6 +120,7 @@ def test_off_nothing_of_it_is_loaded() -> None:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "router.front.otel", raising=False)
     with pytest.raises(ConfigError, match=r"headrace\[tracing\]"):
         open_tracing(TracingSettings(otlp_endpoint="collector:4317"), FakeDispatcher(say("x")), SystemClock(), "r")

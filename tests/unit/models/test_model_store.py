@@ -118,7 +118,9 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["", "nonsense", "/no/such/folder", "../up", "a/b/c", "a//b", "org/", "-x/y", "org/na me"]
 )
-def test_anything_else_is_refused(name: str, tmp_path: Path) -> None:
+def test_anything_else_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # "../up" may be a folder elsewhere
     with pytest.raises(ModelError, match=r"no model .*not a known name \(smollm2-135m\)"):
         resolve(name, tmp_path, from_hub=_no_hub)
 
