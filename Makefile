@@ -13,8 +13,8 @@ help:
 run: $(STAMP) ## fetch the default model, start a local cluster, ask it one question, stay until Ctrl-C
 	$(BIN)/headrace run
 
-test: $(STAMP) ## the whole test suite, in two halves: what starts programs, and the rest
-	$(BIN)/python -m pytest -m "not verify" -n 2 --dist loadscope $(ARGS)
+test: $(STAMP) ## the whole test suite, two files at a time
+	$(BIN)/python -m pytest -m "not verify" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## ruff and mypy, strict
 	$(BIN)/ruff check .

@@ -8,8 +8,6 @@ import psutil
 import pytest
 from hypothesis import settings
 from xdist import is_xdist_worker
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 import tests.stateful  # noqa: F401 - registers the profile
 
@@ -25,47 +23,28 @@ MARK = "HEADRACE_TEST_SESSION"
 _session_id = uuid.uuid4().hex
 _started = psutil.Process().create_time()
 _PATIENCE_S = 5.0
-_CLUSTERS = "clusters"
-_STARTING = ("integration", "contract")
-_BEGUN = pytest.StashKey[bool]()
-_POLITE = 10  # niceness of the half that waits for nothing
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Simulations last: in one process their seeds are played in the background meanwhile (tests/sim/conftest.py)."""
-    items.sort(key=lambda item: "tests/sim/" in item.path.as_posix())
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
+    """First what starts programs: it waits more than it computes. Files stay whole: what one sets up is set up once.
 
-
-class Halves(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """What starts programs is one half, one after the other; the files of the rest are dealt to whoever is free.
-
-    Not xdist's groups: those are a suffix of the node's name, which pytest 9.2 does not read any more.
+    Simulations are long: in two parts (`-n 2`) they come next, so that no part is left with them alone; in one, last,
+    since their seeds are played in the background meanwhile (tests/sim/conftest.py).
     """
 
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return _CLUSTERS if file.split("/")[1] in _STARTING else file
+    def order(item: pytest.Item) -> int:
+        folder = item.path.relative_to(item.config.rootpath).parts[1]
+        if folder in ("integration", "contract"):
+            return 0
+        return 2 if folder != "sim" else 1 if is_xdist_worker(session) else 3
 
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Halves:
-    """For `-n 2`, whatever --dist says."""
-    return Halves(config, log)
+    items.sort(key=order)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     if not is_xdist_worker(session):
         os.environ[MARK] = _session_id
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """The half that does not begin with the clusters waits for nothing: it lets the other go first."""
-    begun, item.config.stash[_BEGUN] = item.config.stash.get(_BEGUN, False), True
-    if is_xdist_worker(item.session) and not begun and not _starts_programs(item):
-        os.nice(_POLITE)
-
-
-def _starts_programs(item: pytest.Item) -> bool:
-    return item.path.relative_to(item.config.rootpath).parts[1] in _STARTING
 
 
 @pytest.hookimpl(trylast=True)  # the parts have ended by then

@@ -7,7 +7,8 @@ from router.requests import Request
 from tests.unit.router_core.fakes import BLOCK
 from tests.unit.router_core.world import Client, World, world
 
-TICK_S = 0.04  # a worker's refusal comes within it: at once (router.hearing.AT_ONCE_S)
+TICK_S = 0.1
+AT_ONCE = 0.04  # ticks within which a worker's refusal comes at once (router.hearing.AT_ONCE_S)
 SLO_S = 2.0
 
 
@@ -16,6 +17,7 @@ class Load:
     """Requests at a steady rate, on a clock of its own."""
 
     made: World
+    tick_s: float = TICK_S
     asked: int = 0
     arrivals: dict[str, float] = field(default_factory=dict)
     firsts: dict[str, float] = field(default_factory=dict)
@@ -25,8 +27,8 @@ class Load:
     owed: float = 0.0
 
     def run(self, seconds: float, per_second: float, max_tokens: int, tenant: str = "") -> None:
-        for _ in range(round(seconds / TICK_S)):
-            self.owed += per_second * TICK_S
+        for _ in range(round(seconds / self.tick_s)):
+            self.owed += per_second * self.tick_s
             while self.owed >= 1:
                 self.owed -= 1
                 self.ask(max_tokens, tenant)
@@ -48,7 +50,7 @@ class Load:
             self.arrivals[name] = self.made.now
 
     def step(self) -> None:
-        self.made.advance(TICK_S)
+        self.made.advance(self.tick_s)
         self.longest = max(self.longest, self.made.core.gauges()["queued"])
         for name, at in self.arrivals.items():
             client = self.made.clients[name]
@@ -72,16 +74,16 @@ class Load:
         return sum(first > SLO_S + 2 * TICK_S for first in self.firsts.values())
 
 
-def loaded(weights: dict[str, float] | None = None, **settings: float) -> Load:
+def loaded(weights: dict[str, float] | None = None, tick_s: float = TICK_S, **settings: float) -> Load:
     made = world(prefill=1, decode=1, weights=weights, **settings)
     made.workers["d0:1"].blocks = 40 * (8 // BLOCK + 2)
     made.heartbeat()
-    return Load(made)
+    return Load(made, tick_s)
 
 
 def test_longer_answers_at_the_same_rate_are_refused_early_and_not_felt_as_waiting() -> None:
     """P05: a decode pool that is full shows as 429 at the door. What was let in is served, nearly all of it in time."""
-    load = loaded(slo_ttft_s=SLO_S)
+    load = loaded(tick_s=AT_ONCE, slo_ttft_s=SLO_S)
     load.run(10.0, 10, 8)
     assert not load.refused
     load.run(40.0, 5, 200)
@@ -89,7 +91,7 @@ def test_longer_answers_at_the_same_rate_are_refused_early_and_not_felt_as_waiti
     assert len(load.refused) > 100
     assert all(1.0 <= hint <= 60.0 for hint in load.refused)
     assert load.late() <= len(load.refused) / 8, "but for those before the pace was known"
-    assert set(load.told.values()) == {TICK_S}, "by a worker that had no room after all"
+    assert set(load.told.values()) == {AT_ONCE}, "by a worker that had no room after all"
     assert len(load.served()) + len(load.told) == len(load.made.clients)
     assert load.made.idle()
 
@@ -130,7 +132,7 @@ def test_goodput_at_three_times_capacity_is_that_at_capacity() -> None:
     """Served in time per second, at once and three times what the decode pool can do."""
     goodput = {}
     for times in (1, 3):
-        load = loaded(slo_ttft_s=SLO_S)
+        load = loaded(tick_s=AT_ONCE, slo_ttft_s=SLO_S)
         load.run(10.0, times * 1.75, 80)  # until the pace is known
         known = load.made.now
         load.run(80.0, times * 1.75, 80)
