@@ -4,8 +4,10 @@ A call's own span starts when the call does, because its answer names it; all sp
 (spans.py). Whoever asks with a sampled trace of its own is traced; of the others `sample_share` are.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 
+from grpc import Compression
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -22,29 +24,39 @@ from router.front.spans import CallMarks, Part, parts_of
 from router.front.tracing import Tracing
 from router.records import Recorder, RequestRecord
 
-CLOSE_MS = 3000
+CLOSE_S = 3.0
+SEND_S = 2.0  # one batch, all its tries
 SEND_EVERY_MS = 1000
 _OURS = frozenset({"failed", "unavailable", "deadline"})  # outcomes that are an error of the system
 _propagator = TraceContextTextMapPropagator()
 
 
 def make_tracing(settings: TracingSettings, recorder: Recorder, clock: Clock, program: str) -> Tracing:
-    """See tracing.py. Nothing is read from the environment."""
+    """See tracing.py. Settings win over the environment; what none of them says (headers of the collector, its
+    certificates, sizes of batches) the library takes from its own variables there, OTEL_*."""
     provider = TracerProvider(
         sampler=ParentBased(TraceIdRatioBased(settings.sample_share)),
         resource=Resource({SERVICE_NAME: "headrace", SERVICE_INSTANCE_ID: program}),
         shutdown_on_exit=False,
     )
-    exporter = OTLPSpanExporter(endpoint=settings.otlp_endpoint, insecure=settings.insecure)
+    exporter = OTLPSpanExporter(
+        endpoint=settings.otlp_endpoint,
+        insecure=settings.insecure,
+        timeout=SEND_S,
+        compression=Compression.NoCompression,
+    )
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=SEND_EVERY_MS))
     return OtelTracing(provider, recorder, clock)
 
 
 class OtelTracing:
-    """Implements Tracing."""
+    """Implements Tracing. `close` gives up after `close_s`."""
 
-    def __init__(self, provider: TracerProvider, recorder: Recorder, clock: Clock) -> None:
+    def __init__(
+        self, provider: TracerProvider, recorder: Recorder, clock: Clock, *, close_s: float = CLOSE_S
+    ) -> None:
         self._provider = provider
+        self._close_s = close_s
         self._tracer = provider.get_tracer("headrace")
         self._recorder = recorder
         self._clock = clock
@@ -55,8 +67,11 @@ class OtelTracing:
         return OtelSpan(self._tracer, span, self._recorder, self._clock)
 
     def close(self) -> None:
-        self._provider.force_flush(CLOSE_MS)
-        self._provider.shutdown()
+        # The library's own bounds do not hold where a collector is silent: it ends every batch in turn. A thread that
+        # is left behind so keeps no process from ending.
+        sending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        sending.start()
+        sending.join(self._close_s)
 
 
 class OtelSpan:

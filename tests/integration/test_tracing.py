@@ -3,12 +3,16 @@
 import asyncio
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 
 import grpc
 import grpc.aio
 import httpx
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from cluster.core.clock import SystemClock
 from cluster.core.config import TracingSettings
@@ -17,6 +21,7 @@ from cluster.stubs import inference_pb2 as pb
 from cluster.stubs.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
 from router.front.door import FrontDoor
 from router.front.grpc_service import InferenceService
+from router.front.otel import OtelTracing
 from router.front.tracing import open_tracing
 from tests.architecture.source import ROOT
 from tests.fakes.dispatcher import FakeDispatcher, say
@@ -103,6 +108,37 @@ async def test_without_a_collector_requests_are_answered() -> None:
         traced(served.front, dispatcher, Receiver(port=gone), share=1.0)
         assert (await client.post("/v1/completions", json=BODY)).status_code == 200
         await close(served.front)
+
+
+class Silent(SpanExporter):
+    """A collector that takes what it is sent and says nothing, until it is let go."""
+
+    def __init__(self) -> None:
+        self.asked, self.let_go = threading.Event(), threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.asked.set()
+        self.let_go.wait()
+        return SpanExportResult.SUCCESS
+
+
+async def test_a_collector_that_never_answers_holds_up_nobody_s_exit() -> None:
+    exporter, provider, dispatcher = Silent(), TracerProvider(shutdown_on_exit=False), FakeDispatcher(say("abc"))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    async with serve(dispatcher) as served, httpx.AsyncClient(base_url=served.url) as client:
+        served.front.tracing = OtelTracing(provider, dispatcher, SystemClock(), close_s=0.1)
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+        await close(served.front)  # without its bound this waits for ever
+    assert await asyncio.to_thread(exporter.asked.wait, 10.0), "what is left is sent"
+    exporter.let_go.set()
+
+
+async def test_what_settings_say_the_environment_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none that there is")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "no number")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_INSECURE", "false")
+    await test_over_http()
 
 
 def test_off_nothing_of_it_is_loaded() -> None:
