@@ -11,7 +11,7 @@ from router.lives import Lives
 from router.placement import Demand, Placement
 from router.prefix_index import PrefixIndex
 from router.queue import AdmissionQueue, LineBounds
-from router.records import Records, record_of
+from router.records import Records, RequestRecord, record_of
 from router.requests import Request, Trace
 from router.workers import Booking, Workers, WorkerView
 
@@ -38,6 +38,11 @@ class Books:
         follow = Follow(request, record, entry, now)
         self.requests[request.request_id] = follow
         return follow
+
+    def records_of(self, name: str) -> list[RequestRecord]:
+        """Of requests that are called so and are recent, or run: these have theirs however many came since."""
+        found, running = self.records.find(name), self.requests.get(name)
+        return found if found or running is None else [running.record]
 
     def start(self, follow: Follow, placement: Placement, demand: Demand, now: float) -> Attempt:
         """From the line to a new attempt, with its bookings on decode and, if one is expected to work, on prefill."""

@@ -103,8 +103,8 @@ class DispatcherCore:
         return dict(self._endings.counters)
 
     def records(self, name: str) -> list[RequestRecord]:
-        """Recent requests of this id, ours or the client's; the newest first."""
-        return self._books.records.find(name)
+        """Recent requests of this id, ours or the client's, the newest first; one that runs, by our id."""
+        return self._books.records_of(name)
 
     def overview(self, now: float) -> Overview:
         """For the dashboard."""

@@ -86,7 +86,8 @@ class Recorder(Protocol):
     """Who knows of recent requests."""
 
     def records(self, name: str) -> list[RequestRecord]:
-        """Those that are called so, by our id or by the client's; the newest first."""
+        """Those that are called so, by our id or by the client's; the newest first. One that runs is always known by
+        ours."""
 
 
 class Records:

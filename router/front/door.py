@@ -248,9 +248,9 @@ class FrontDoor:
         """
         rules = self._rules(request, ask)
         characters = await self._characters(ask.prompt)
-        if call.span is not None:
-            call.span.admitted(request.request_id)
         async with self.dispatcher.run(request) as running:
+            if call.span is not None:
+                call.span.admitted(request.request_id)
             call.follow(running.trace)
             generation = Generation(running, request, rules, call, first)
             tokens = len(request.prompt)

@@ -84,7 +84,7 @@ class OtelSpan:
         self._clock = clock
         self._started = clock.now()
         self._offset = clock.wall() - self._started
-        self._requests: list[str] = []
+        self._records: list[RequestRecord] = []
 
     def context(self) -> dict[str, str]:
         carrier: dict[str, str] = {}
@@ -93,20 +93,17 @@ class OtelSpan:
 
     def admitted(self, request_id: str) -> None:
         if self._span.is_recording():
-            self._requests.append(request_id)
+            self._records += self._recorder.records(request_id)[:1]
 
     def end(self, outcome: str, first_token: float | None, attributes: Mapping[str, str | int | float]) -> None:
         ended = self._clock.now()
         if self._span.is_recording():
             marks = CallMarks(self._started, ended, first_token)
-            self._emit(parts_of(marks, self._records()), self._span)
+            self._emit(parts_of(marks, self._records), self._span)
             self._span.set_attributes({"headrace.outcome": outcome, **attributes})
             if outcome in _OURS:
                 self._span.set_status(Status(StatusCode.ERROR, outcome))
         self._span.end(_ns(ended + self._offset))
-
-    def _records(self) -> list[RequestRecord]:
-        return [record for name in self._requests for record in self._recorder.records(name)[:1]]
 
     def _emit(self, parts: Sequence[Part], above: Span) -> None:
         context = trace.set_span_in_context(above, Context())

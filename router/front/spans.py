@@ -41,7 +41,7 @@ class CallMarks:
 
 
 def parts_of(call: CallMarks, records: list[RequestRecord]) -> list[Part]:
-    """All spans below the call's. `records`: of the requests that it became, those still known."""
+    """All spans below the call's. `records`: of the requests that it became."""
     parsed = min((record.arrived for record in records), default=call.ended)
     parts = [Part("parse", call.started, parsed)]
     for record in records:

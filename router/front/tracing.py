@@ -20,7 +20,7 @@ class CallSpan(Protocol):
         """W3C trace context of this span, for the answer."""
 
     def admitted(self, request_id: str) -> None:
-        """The call became this request, or one more."""
+        """The call became this request, or one more, which runs: its record is looked up now."""
 
     def end(self, outcome: str, first_token: float | None, attributes: Mapping[str, str | int | float]) -> None:
         """The call is over. `first_token`: when it came, on the router's clock."""
@@ -43,7 +43,7 @@ class TracerMaker(Protocol):
 
 
 def open_tracing(settings: TracingSettings, recorder: Recorder, clock: Clock, program: str) -> Tracing | None:
-    """None where it is off. `recorder` knows requests that have just ended. Raises ConfigError."""
+    """None where it is off. `recorder` knows requests that run. Raises ConfigError."""
     if settings.otlp_endpoint is None:
         return None
     try:

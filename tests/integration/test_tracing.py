@@ -4,7 +4,8 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import grpc
 import grpc.aio
@@ -23,6 +24,8 @@ from router.front.door import FrontDoor
 from router.front.grpc_service import InferenceService
 from router.front.otel import OtelTracing
 from router.front.tracing import open_tracing
+from router.records import record_of
+from router.requests import Request, Running
 from tests.architecture.source import ROOT
 from tests.fakes.dispatcher import FakeDispatcher, say
 from tests.integration.front_door_server import MODEL, make_front, serve
@@ -98,6 +101,30 @@ async def test_a_failure_is_an_error_of_the_span_and_all_are_sampled_where_that_
         assert receiver.root().status.code == Status.STATUS_CODE_ERROR
         assert [span.name for span in receiver.below(receiver.root())] == ["parse"]
         assert receiver.root().kind == Span.SPAN_KIND_SERVER
+
+
+class Forgetful(FakeDispatcher):
+    """Knows a request while it runs, and no longer."""
+
+    @asynccontextmanager
+    async def run(self, request: Request) -> AsyncIterator[Running]:
+        async with super().run(request) as running:
+            self.known = [record_of(request, running.trace, SystemClock().now())]
+            yield running
+        self.known[0].ended("ok", SystemClock().now())
+        self.known = []
+
+
+async def test_a_request_that_nobody_remembers_when_its_call_ends_has_its_spans() -> None:
+    dispatcher = Forgetful(say("abc"))
+    with receiving() as receiver:
+        async with serve(dispatcher) as served, httpx.AsyncClient(base_url=served.url) as client:
+            traced(served.front, dispatcher, receiver, share=1.0)
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+            await close(served.front)
+        parts = receiver.below(receiver.root())
+        assert [span.name for span in parts] == ["parse", "queue", "text"]
+        assert parts[0].end_time_unix_nano == parts[1].start_time_unix_nano, "parsed until it was admitted"
 
 
 async def test_without_a_collector_requests_are_answered() -> None:

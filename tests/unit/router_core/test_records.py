@@ -68,6 +68,18 @@ def test_why_a_request_waits_and_why_it_failed() -> None:
     assert made.core.records("lost")[0].outcome == f"unavailable: {failure(client)}"
 
 
+def test_one_that_runs_is_known_by_our_id_however_many_came_since() -> None:
+    """Who follows it (a trace of its call) needs its marks to the end."""
+    for limit in (0, 1):
+        made = world(debug_requests=limit)
+        made.ask(request("long"))
+        made.ask(request("newer"))
+        [record] = made.core.records("long")
+        assert (record.request_id, made.core.records("public-long")) == ("long", [])
+        made.run()
+        assert (record.outcome, made.core.records("long")) == ("ok", [])
+
+
 def test_a_prompt_that_decode_reads_by_itself_has_its_prefill_time() -> None:
     made = world(prefill=0)
     client = made.ask(request("r"))
