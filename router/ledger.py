@@ -115,8 +115,6 @@ class Ledger:
                 self._sheet.forget(self.today())
             finally:
                 self._let_go(waiting)
-                if not self.book_up:
-                    self._let_go(self._waiting)
 
     async def read(self, since: Day, until: Day) -> dict[Day, dict[Who, Sums]]:
         """What all routers have told the book, this one until now. Raises UsageUnavailable."""
@@ -177,6 +175,8 @@ class Ledger:
         if up != self.book_up:
             _log.warning("usage is written again" if up else f"usage cannot be written ({error}): counted on, here")
         self.book_up = up
+        if not up:  # nobody waits for it
+            self._let_go(self._waiting)
 
     @staticmethod
     def _let_go(waiting: list[asyncio.Future[None]]) -> None:

@@ -236,6 +236,7 @@ class Unreliable(LocalUsage):
         self.up = True
         self.writes = 0
         self.hold: asyncio.Event | None = None
+        self.folding: asyncio.Event | None = None
 
     async def write(self, epoch: int, day: Day, rows: Rows) -> Closed | None:
         self.writes += 1
@@ -244,6 +245,13 @@ class Unreliable(LocalUsage):
         if not self.up:
             raise UsageUnavailable("usage: away")
         return await super().write(epoch, day, rows)
+
+    async def fold(self) -> None:
+        if self.folding is not None:
+            await self.folding.wait()
+        if not self.up:
+            raise UsageUnavailable("usage: away")
+        await super().fold()
 
 
 async def kept(book: LocalUsage) -> dict[Who, Sums]:
@@ -294,6 +302,30 @@ async def test_nobody_waits_for_a_book_that_is_away_and_it_is_told_everything_la
     assert ledger.book_up
     assert await kept(fresh) == {ACME: ONE, OTHER: ONE}
     assert ledger.waiting() == 0
+
+
+async def test_ends_that_wait_are_let_go_when_a_fold_finds_the_book_away() -> None:
+    """Not when the next write finds it too: that is a second's rest and another patience later."""
+    book = Unreliable()
+    book.folding = asyncio.Event()
+    ledger = Ledger(ManualClock(), book, epoch=1, shared=True)
+    serving = asyncio.create_task(ledger.serve())
+    try:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        ledger.add(ACME, ONE)
+        end = asyncio.create_task(ledger.settled())
+        await asyncio.sleep(0)
+        assert not end.done()
+        book.up = False
+        book.folding.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert end.done()
+        assert (ledger.book_up, book.writes) == (False, 0)
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
 
 
 async def test_what_is_left_is_written_when_a_router_leaves() -> None:
