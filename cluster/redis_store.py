@@ -3,8 +3,9 @@
 The one file that imports redis.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import redis
@@ -29,11 +30,11 @@ from cluster.usage_scripts import FOLD, WRITE
 _TIMEOUT_S = 3.0
 _QUOTA_TIMEOUT_S = 0.25  # a request waits for it
 _QUOTA_CONNECTIONS = 32  # of a router: a burst waits for one of them
+_USAGE_TIMEOUT_S = 1.0  # the end of an answer waits for it, once
 _BATCH = 500  # permits told at once
 _RETRIES = 1  # at once: a connection that an earlier server closed; the client's own way is to wait for seconds
 _KINDS: dict[str, Kind] = {"requests": "requests", "tokens": "tokens", "concurrency": "concurrency"}
 _log = logging.getLogger(__name__)
-_USAGE_TIMEOUT_S = 1.0  # the end of an answer waits for it, once
 
 T = TypeVar("T")
 
@@ -135,7 +136,7 @@ class RedisUsage:
     """A cluster.usage.UsageBook that all routers share: `headrace:<cluster>:{usage}:<day>` and `...:unfolded`.
 
     Keys and values hold days, epochs, names of tenants and models, and numbers (I6). `now` (tests) replaces the
-    server's clock, in Unix time.
+    server's clock, in Unix time. A write or a step of a fold is given up after `timeout_s`, with all its tries.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class RedisUsage:
         """Connects on first use. Raises ConfigError for a URL that is none; the message never holds its password."""
         self._prefix = f"headrace:{cluster}:{{usage}}:"
         self._client = _connect(url, timeout_s)
+        self._timeout_s = timeout_s
         self._now = now
         self._keep_days = keep_days
         self._write, self._fold = (self._client.register_script(lua) for lua in (WRITE, FOLD))
@@ -174,15 +176,12 @@ class RedisUsage:
                 found = await steps.execute()
         except (RedisError, OSError) as error:
             raise UsageUnavailable(f"usage: {type(error).__name__}") from error
-        return {day: _usage_of(fields) for day, fields in zip(days, found, strict=True) if fields}
+        return {day: _usage_of(day, fields) for day, fields in zip(days, found, strict=True) if fields}
 
     async def fold(self) -> None:
         """See UsageBook. What is older than is kept expires by itself."""
-        try:
-            days = await self._client.smembers(self._prefix + "unfolded")
-        except (RedisError, OSError) as error:
-            raise UsageUnavailable(f"usage: {type(error).__name__}") from error
-        for day in sorted(map(int, days)):
+        days = await self._in_time(self._client.smembers(self._prefix + "unfolded"))
+        for day in sorted(int(day) for day in map(str, days) if day.isdecimal()):
             await self._run(self._fold, day)
 
     async def close(self) -> None:
@@ -194,11 +193,15 @@ class RedisUsage:
     async def _run(self, script: AsyncScript, day: Day, *values: str | int) -> int:
         keys = [self._key(day), self._prefix + "unfolded"]
         now = "" if self._now is None else repr(self._now())
+        answer: int = await self._in_time(script(keys=keys, args=[now, day, OPEN_DAYS, *values]))
+        return answer
+
+    async def _in_time(self, call: Awaitable[T]) -> T:
         try:
-            answer: int = await script(keys=keys, args=[now, day, OPEN_DAYS, *values])
+            async with asyncio.timeout(self._timeout_s):
+                return await call
         except (RedisError, OSError) as error:
             raise UsageUnavailable(f"usage: {type(error).__name__}") from error
-        return answer
 
 
 class RedisTenants:
@@ -327,11 +330,19 @@ def _number(text: str | bytes) -> int | str | bytes:
     return int(text) if text.isdigit() else text
 
 
-def _usage_of(fields: Mapping[str, str]) -> dict[Who, Sums]:
-    """A day's hash, all epochs added."""
+def _usage_of(day: Day, fields: Mapping[str, str]) -> dict[Who, Sums]:
+    """A day's hash, all epochs added. What is none of ours is left out: it must not keep everybody from the rest."""
     total: dict[Who, Sums] = {}
+    strange = 0
     for field, value in fields.items():
-        _, tenant, model = field.split(" ", 2)
-        who, sums = Who(tenant, model), Sums(*map(int, value.split(",")))
+        try:
+            _, tenant, model = field.split(" ", 2)
+            sums = Sums(*map(int, value.split(",")))
+        except (ValueError, TypeError):  # not three words; no number; more numbers than there are columns
+            strange += 1
+            continue
+        who = Who(tenant, model)
         total[who] = total.get(who, NOTHING).plus(sums)
+    if strange:
+        _log.warning("usage of %s: %d fields that cannot be read are left out", iso(day), strange)
     return total

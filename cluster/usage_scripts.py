@@ -1,8 +1,9 @@
 """The usage book in Redis: Lua, because a script is one step for everybody else. Same rules as cluster/usage.py.
 
 A day is a hash: `<epoch> <tenant> <model>` -> sums with commas between; once folded the epoch is `all`. A set holds the
-days that are not folded yet. Which days are open the server's clock decides; a caller may give another time (ARGV[1],
-empty: the server's). ARGV[2]: the day, ARGV[3]: OPEN_DAYS.
+days that are not folded yet. Fields that cannot be read are nobody's usage and stay as they are. Which days are open
+the server's clock decides; a caller may give another time (ARGV[1], empty: the server's). ARGV[2]: the day, ARGV[3]:
+OPEN_DAYS.
 """
 
 _COMMON = """
@@ -46,17 +47,18 @@ FOLD = (
     _COMMON
     + """
 if day >= today - open_days then return 0 end
-local found, total = redis.call('HGETALL', KEYS[1]), {}
+local found, total, folded = redis.call('HGETALL', KEYS[1]), {}, {}
 for at = 1, #found, 2 do
-  local who = string.match(found[at], '^%S+ (.*)$')
-  local sums = total[who] or {}
-  for place, number in ipairs(split(found[at + 1])) do sums[place] = (sums[place] or 0) + number end
-  total[who] = sums
+  local who = string.match(found[at], '^%S+ (%S* .*)$')
+  if who and string.match(found[at + 1], '^%d[%d,]*$') then
+    local sums = total[who] or {}
+    for place, number in ipairs(split(found[at + 1])) do sums[place] = (sums[place] or 0) + number end
+    total[who] = sums
+    if string.sub(found[at], 1, 4) ~= 'all ' then folded[#folded + 1] = found[at] end
+  end
 end
 for who, sums in pairs(total) do redis.call('HSET', KEYS[1], 'all ' .. who, written(sums)) end
-for at = 1, #found, 2 do
-  if string.sub(found[at], 1, 4) ~= 'all ' then redis.call('HDEL', KEYS[1], found[at]) end
-end
+for _, field in ipairs(folded) do redis.call('HDEL', KEYS[1], field) end
 redis.call('SREM', KEYS[2], ARGV[2])
 return 1
 """

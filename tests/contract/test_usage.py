@@ -135,6 +135,51 @@ async def test_keys_in_redis_hold_names_and_numbers_alone_stay_few_and_go_by_the
     await book.close()
 
 
+async def test_what_is_none_of_ours_is_left_out_and_keeps_nobody_from_the_rest(
+    valkey: ValkeyServer, clock: ManualClock, today: Day, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = valkey.client(decode_responses=True)
+    client.flushall()
+    book, day = shared(valkey, clock), f"headrace:test:{{usage}}:{iso(today)}"
+    await book.write(1, today, {ACME: ONE, NOBODY: ONE})
+    strange = {"one": "1", "two words": "1", "1 acme smollm2": "many", "2 acme smollm2": "", "3 acme x": "1,2,3,4,5,6,7"}
+    client.hset(day, mapping=strange)
+    client.sadd("headrace:test:{usage}:unfolded", "never", today + 10_000)
+    expected = {today: {ACME: ONE, NOBODY: ONE}}
+    assert await book.read(today, today) == expected
+    assert f"usage of {iso(today)}: 5 fields" in caplog.text
+    assert "many" not in caplog.text
+    clock.advance((OPEN_DAYS + 1) * DAY_S)
+    await book.fold()
+    assert await book.read(today, today) == expected
+    kept = client.hgetall(day)
+    assert {kept[field] for field in ("all acme smollm2", "all  smollm2")} == {"1,10,4,3,40,12"}
+    assert strange.items() - kept.items() == {("3 acme x", strange["3 acme x"])}, "what has words and numbers is folded"
+    client.close()
+    await book.close()
+
+
+async def test_a_server_that_takes_calls_and_says_nothing_is_asked_once() -> None:
+    """The end of an answer waits for it no longer than once, so no second try may come after the first."""
+    calls = 0
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal calls
+        calls += 1
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    book = RedisUsage(f"redis://127.0.0.1:{port}/0", "test", timeout_s=0.05)
+    for expected, call in enumerate((book.write(1, 20_000, {ACME: ONE}), book.fold()), start=1):
+        with pytest.raises(UsageUnavailable):
+            await call
+        assert calls == expected
+    await book.close()
+    server.close()
+
+
 async def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
     book = RedisUsage("redis://:hunter2@127.0.0.1:1/0", "test")
     for call in (book.write(1, 20_000, {ACME: ONE}), book.read(1, 2), book.fold()):
