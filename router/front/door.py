@@ -31,7 +31,7 @@ from router.front.stops import StopStrings
 from router.front.text import Delta, SampleText, TextRules
 from router.front.tools.formats import fold_maker
 from router.front.tracing import Tracing
-from router.front.usage import Receipt, Usage
+from router.front.usage import Characters, Receipt, Usage
 from router.front.usage_metrics import UsageCollector
 from router.requests import Dispatcher, Request, Running, TokenEvent, Trace
 from router.tenants import ANONYMOUS, Tenant
@@ -237,6 +237,7 @@ class FrontDoor:
 
     async def settled(self, call: Call) -> None:
         """Before the end of an answer, of which all else was handed over: what it used outlives this router."""
+        await call.receipt.known()
         call.receipt.close()
         await self.gate.ledger.settled()
 
@@ -247,13 +248,12 @@ class FrontDoor:
         Raises Overloaded, Unavailable, DeadlineExceeded, RequestFailed.
         """
         rules = self._rules(request, ask)
-        characters = await self._characters(ask.prompt)
         async with self.dispatcher.run(request) as running:
             if call.span is not None:
                 call.span.admitted(request.request_id)
             call.follow(running.trace)
             generation = Generation(running, request, rules, call, first)
-            tokens = len(request.prompt)
+            tokens, characters = len(request.prompt), self._characters(ask.prompt)
             call.receipt.opened(first, request.n, tokens=tokens, characters=characters, trace=running.trace)
             try:
                 yield generation
@@ -294,7 +294,7 @@ class FrontDoor:
                 return self.text.text_of(ids, special=ask.show_special)
         return ""
 
-    async def _characters(self, prompt: Prompt) -> int:
+    def _characters(self, prompt: Prompt) -> Characters:
         """Of the text that was given; of ids, of the text that they stand for."""
         match prompt:
             case TextPrompt(text):
@@ -302,8 +302,7 @@ class FrontDoor:
             case ChatPrompt():
                 return prompt.said
             case TokenPrompt(ids):
-                count = partial(self.text.text_of, ids, special=False)
-                return len(count() if len(ids) <= INLINE_CHARACTERS else await asyncio.to_thread(count))
+                return lambda: len(self.text.text_of(ids, special=False))
 
     async def tokenise(self, prompt: Prompt, most: int, param: str) -> list[int] | tuple[int, ...]:
         """A prompt's ids. Raises InvalidRequest, naming `param`, for one that is far longer than `most` tokens."""

@@ -52,9 +52,7 @@ def make_tracing(settings: TracingSettings, recorder: Recorder, clock: Clock, pr
 class OtelTracing:
     """Implements Tracing. `close` gives up after `close_s`."""
 
-    def __init__(
-        self, provider: TracerProvider, recorder: Recorder, clock: Clock, *, close_s: float = CLOSE_S
-    ) -> None:
+    def __init__(self, provider: TracerProvider, recorder: Recorder, clock: Clock, *, close_s: float = CLOSE_S) -> None:
         self._provider = provider
         self._close_s = close_s
         self._tracer = provider.get_tracer("headrace")

@@ -7,15 +7,21 @@ was handed to the client's socket, which is all of it unless somebody left or so
     receipt.hold(delta)        this is about to be written, with what comes next or at once
     receipt.handed(index)      it was
     receipt.tell()             what was handed over until now is counted
+    await receipt.known()      so is how many characters its prompts are
     receipt.close()            so is the rest: all but the end is handed over, and what prompts had cached is known
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.usage import NOTHING, Sums
 from router.front.text import Delta
 from router.requests import Trace
+
+INLINE_TOKENS = 1024  # of a prompt of ids: what they are in characters is known in a fraction of a millisecond
+Characters = int | Callable[[], int]
+"""Of a prompt: known, or worked out when something of its answer was handed over; no first token waits for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class _Opened:
     first: int
     samples: int
     tokens: int
-    characters: int
+    characters: Characters
     trace: Trace
     counted: bool = False
 
@@ -55,8 +61,9 @@ class Receipt:
         self._tokens = 0
         self._characters = 0
         self._rest = NOTHING
+        self._counting: set[asyncio.Task[None]] = set()
 
-    def opened(self, first: int, samples: int, *, tokens: int, characters: int, trace: Trace) -> None:
+    def opened(self, first: int, samples: int, *, tokens: int, characters: Characters, trace: Trace) -> None:
         """A prompt of so many tokens and characters was admitted, which samples `first` on answer."""
         self._opened.append(_Opened(first, samples, tokens, characters, trace))
 
@@ -89,6 +96,11 @@ class Receipt:
             self._tokens, self._characters, self._rest = 0, 0, NOTHING
             self._count(told)
 
+    async def known(self) -> None:
+        """Until the characters of all prompts that count are."""
+        while self._counting:
+            await asyncio.wait(self._counting)
+
     def close(self) -> None:
         """Nothing more is handed over; traces are complete. The first time counts."""
         if self._closed:
@@ -105,6 +117,22 @@ class Receipt:
             return
         prompt.counted = True
         calls, self._begun = int(not self._begun), True
-        self._rest = self._rest.plus(
-            Sums(requests=calls, input_tokens=prompt.tokens, input_characters=prompt.characters)
-        )
+        self._rest = self._rest.plus(Sums(requests=calls, input_tokens=prompt.tokens))
+        characters = prompt.characters
+        if isinstance(characters, int):
+            self._read(characters)
+        elif prompt.tokens <= INLINE_TOKENS:
+            self._read(characters())
+        else:
+            task = asyncio.create_task(self._work_out(characters))
+            self._counting.add(task)
+            task.add_done_callback(self._counting.discard)
+
+    def _read(self, characters: int) -> None:
+        self._rest = self._rest.plus(Sums(input_characters=characters))
+
+    async def _work_out(self, characters: Callable[[], int]) -> None:
+        """Beside everybody's streams."""
+        self._read(await asyncio.to_thread(characters))
+        if self._closed:  # its client has left meanwhile
+            self.tell()

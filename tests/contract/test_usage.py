@@ -142,7 +142,13 @@ async def test_what_is_none_of_ours_is_left_out_and_keeps_nobody_from_the_rest(
     client.flushall()
     book, day = shared(valkey, clock), f"headrace:test:{{usage}}:{iso(today)}"
     await book.write(1, today, {ACME: ONE, NOBODY: ONE})
-    strange = {"one": "1", "two words": "1", "1 acme smollm2": "many", "2 acme smollm2": "", "3 acme x": "1,2,3,4,5,6,7"}
+    strange = {
+        "one": "1",
+        "two words": "1",
+        "1 acme smollm2": "many",
+        "2 acme smollm2": "",
+        "3 acme x": "1,2,3,4,5,6,7",
+    }
     client.hset(day, mapping=strange)
     client.sadd("headrace:test:{usage}:unfolded", "never", today + 10_000)
     expected = {today: {ACME: ONE, NOBODY: ONE}}

@@ -4,9 +4,12 @@ import asyncio
 import csv
 import io
 import json
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import fields, replace
 from decimal import Decimal
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -20,11 +23,15 @@ from cluster.core.config import UsageSettings
 from cluster.core.errors import HeadraceError, Overloaded, RequestFailed
 from cluster.usage import Closed, Day, LocalUsage, Rows, Sums, Who, day_of, iso
 from router.front.auth import Gate
+from router.front.door import FrontDoor
+from router.front.model_text import ModelText
+from router.front.text import Delta
+from router.front.usage import Receipt
 from router.ledger import Ledger
 from router.permits import Permits
-from router.requests import TokenEvent
+from router.requests import Limits, TokenEvent, Trace
 from router.tenants import Tenants
-from tests.fakes.dispatcher import FakeDispatcher, Script, Step, say
+from tests.fakes.dispatcher import DEFAULT_LIMITS, FakeDispatcher, Script, Step, say
 from tests.integration.front_door_server import MODEL, Served, serve
 from tests.integration.stack import connect, post_bytes
 
@@ -32,6 +39,7 @@ PATH = "/v1/completions"
 PROMPT = "How deep is the headrace, please?"
 CACHED = 16  # the fake dispatcher's
 PATIENCE_S = 10.0
+LARGE = replace(DEFAULT_LIMITS, max_context=4096, pool_tokens=8192)
 KEYS = {name: new_key() for name in ("acme", "other", "root")}
 PRICES = {"currency": "EUR", "prices": {MODEL: {"input": "2.5", "cached": "0.25", "output": "10"}}}
 
@@ -63,7 +71,7 @@ class Book(LocalUsage):
 
 @asynccontextmanager
 async def counting(
-    script: Script, *, shared: bool = True, tenants: bool = False
+    script: Script, *, shared: bool = True, tenants: bool = False, limits: Limits = DEFAULT_LIMITS
 ) -> AsyncIterator[tuple[Served, httpx.AsyncClient, Book]]:
     """A front door whose ledger writes to a book; all is written once it is left."""
     book = Book()
@@ -76,7 +84,10 @@ async def counting(
         ledger,
     )
     serving = asyncio.create_task(ledger.serve())
-    async with serve(FakeDispatcher(script), gate=gate) as served, httpx.AsyncClient(base_url=served.url) as client:
+    async with (
+        serve(FakeDispatcher(script, limits), gate=gate) as served,
+        httpx.AsyncClient(base_url=served.url) as client,
+    ):
         yield served, client, book
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
@@ -138,6 +149,72 @@ async def test_ids_count_by_the_text_they_stand_for_and_messages_by_what_they_sa
     both = await book.sums()
     assert (both.input_characters, both.output_characters) == (7, 4)
     assert both.input_tokens == 7 + usage["prompt_tokens"]
+
+
+class Watched(ModelText):
+    """Says when it makes text of ids, and in which thread."""
+
+    made: ClassVar[list[threading.Thread]] = []
+
+    def text_of(self, ids: Sequence[int], *, special: bool) -> str:
+        self.made.append(threading.current_thread())
+        return super().text_of(ids, special=special)
+
+
+def watched(front: FrontDoor) -> list[threading.Thread]:
+    """The threads in which text is made of ids from now on."""
+    text = front.text
+    front.text = Watched(**{each.name: getattr(text, each.name) for each in fields(text)})
+    Watched.made.clear()
+    return Watched.made
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_of_a_long_prompt_of_ids_characters_are_counted_beside_its_answer(stream: bool) -> None:
+    ids = list(("ü" * 600).encode())
+    async with counting(say("abc"), limits=LARGE) as (served, client, book):
+        made = watched(served.front)
+        await ask(client, prompt=ids, stream=stream)
+        assert await book.sums() == Sums(1, 1200, CACHED, 4, 600, 3), "in the book before the client has the end"
+    assert [thread is threading.main_thread() for thread in made] == [False]
+
+
+async def test_nobody_counts_characters_of_what_is_not_answered() -> None:
+    """No refusal waits for it, and no first token."""
+    forever = asyncio.Event()
+    async with counting(lambda _: [forever], limits=LARGE) as (served, client, book):
+        made = watched(served.front)
+        served.dispatcher.refusal = Overloaded("full", retry_after_s=1.0)
+        for prompt in ([65], [65] * 1200):
+            assert (await client.post(PATH, json={"model": MODEL, "prompt": prompt})).status_code == 429
+        served.dispatcher.refusal = None
+        async with connect(served.url) as connection, asyncio.timeout(PATIENCE_S):
+            await connection.send(
+                post_bytes(PATH, json.dumps({"model": MODEL, "prompt": [65], "stream": True}).encode())
+            )
+            await served.dispatcher.until_active(1)
+            connection.leave()
+            await served.dispatcher.until_active(0)
+    assert made == []
+    assert await book.sums() == Sums()
+
+
+async def test_whose_client_left_while_its_prompt_was_counted_is_charged_for_it() -> None:
+    told: list[Sums] = []
+    counting_it, receipt = threading.Event(), Receipt(told.append)
+
+    def characters() -> int:
+        counting_it.wait()
+        return 600
+
+    receipt.opened(0, 1, tokens=1200, characters=characters, trace=Trace(cached_tokens=7))
+    receipt.hold(Delta(0, "A", (65,)))
+    receipt.handed(0)
+    receipt.close()
+    assert told == [Sums(1, 1200, 7, 1, 0, 1)]
+    counting_it.set()
+    await receipt.known()
+    assert told[1:] == [Sums(input_characters=600)]
 
 
 async def test_a_prompt_that_was_only_read_counts() -> None:
