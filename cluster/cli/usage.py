@@ -18,17 +18,28 @@ _UNAUTHENTICATED = 401
 
 
 def fetch(routers: Sequence[str], since: str | None, until: str | None, tls: PublicTlsSettings) -> list[Line]:
-    """From one router where they share a book, else from all of them (base URLs). Raises HeadraceError."""
+    """From one router where they share a book, else from all of them (base URLs). Raises HeadraceError.
+
+    Where no book is shared, what one router does not tell nobody else can: all fails then, and says which it was.
+    """
     lines: list[Line] = []
+    silent = []
     for router in routers:
-        shared, told = _ask(router, since, until, tls)
+        try:
+            shared, told = _ask(router, since, until, tls)
+        except NoAnswer as error:
+            silent.append(f"{router} {error}")
+            continue
         if shared:
             return told
         lines += told
+    if silent:
+        raise HeadraceError("; ".join(silent))
     return added(lines)
 
 
 def _ask(router: str, since: str | None, until: str | None, tls: PublicTlsSettings) -> tuple[bool, list[Line]]:
+    """Whether its book is shared, and what it tells. Raises NoAnswer when another router may know; HeadraceError."""
     given = {"since": since, "until": until}
     query = urllib.parse.urlencode({name: day for name, day in given.items() if day is not None})
     key = api_key_from_environment()
@@ -36,12 +47,12 @@ def _ask(router: str, since: str | None, until: str | None, tls: PublicTlsSettin
     try:
         status, body = get(f"{router}/usage?{query}", tls, within_s=ANSWER_S, headers=headers)
     except NoAnswer as error:
-        raise HeadraceError(f"{router} does not answer ({error})") from error
+        raise NoAnswer(f"does not answer ({error})") from error
     if status == _UNAUTHENTICATED:
         raise HeadraceError(f"{router} wants a tenant's key, in {API_KEY_VARIABLE}")
     if status == _BAD_REQUEST:
         raise HeadraceError(json.loads(body)["error"]["message"])
     if status != _OK:
-        raise HeadraceError(f"{router} answers with {status}")
+        raise NoAnswer(f"answers with {status}")  # its way to the book may be another one's no more
     told = json.loads(body)
     return bool(told["shared"]), [line_from(values) for values in told["rows"]]

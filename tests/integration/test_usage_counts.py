@@ -1,119 +1,28 @@
 """What is counted is what was handed to clients: streamed or whole, several samples and prompts, cut at any point."""
 
 import asyncio
-import csv
-import io
 import json
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import fields, replace
-from decimal import Decimal
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import ClassVar
 
 import httpx
 import pytest
 
-from cluster.cli.keys import digest_of, new_key
-from cluster.cli.usage import fetch
-from cluster.config import API_KEY_VARIABLE
-from cluster.core.access import PublicTlsSettings, TenantSettings
-from cluster.core.clock import ManualClock, SystemClock
-from cluster.core.config import UsageSettings
-from cluster.core.errors import HeadraceError, Overloaded, RequestFailed
-from cluster.usage import Closed, Day, LocalUsage, Rows, Sums, Who, day_of, iso
-from router.front.auth import Gate
+from cluster.core.clock import ManualClock
+from cluster.core.errors import Overloaded, RequestFailed
+from cluster.usage import LocalUsage, Sums, Who, day_of, iso
 from router.front.door import FrontDoor
 from router.front.model_text import ModelText
 from router.front.text import Delta
 from router.front.usage import Receipt
 from router.ledger import Ledger
-from router.permits import Permits
-from router.requests import Limits, TokenEvent, Trace
-from router.tenants import Tenants
-from tests.fakes.dispatcher import DEFAULT_LIMITS, FakeDispatcher, Script, Step, say
-from tests.integration.front_door_server import MODEL, Served, serve
+from router.requests import TokenEvent, Trace
+from tests.fakes.dispatcher import Step, say
+from tests.integration.counting import CACHED, LARGE, PATH, PATIENCE_S, PROMPT, ask, counting
+from tests.integration.front_door_server import MODEL
 from tests.integration.stack import connect, post_bytes
-
-PATH = "/v1/completions"
-PROMPT = "How deep is the headrace, please?"
-CACHED = 16  # the fake dispatcher's
-PATIENCE_S = 10.0
-LARGE = replace(DEFAULT_LIMITS, max_context=4096, pool_tokens=8192)
-KEYS = {name: new_key() for name in ("acme", "other", "root")}
-PRICES = {"currency": "EUR", "prices": {MODEL: {"input": "2.5", "cached": "0.25", "output": "10"}}}
-
-
-class Book(LocalUsage):
-    """Shared, as routers see it: whoever has the end of an answer is in it. `hold`: it does not answer yet."""
-
-    def __init__(self) -> None:
-        clock = SystemClock()
-        super().__init__(lambda: day_of(clock.wall()))
-        self.hold: asyncio.Event | None = None
-        self.asked = asyncio.Event()
-
-    async def write(self, epoch: int, day: Day, rows: Rows) -> Closed | None:
-        self.asked.set()
-        if self.hold is not None:
-            await self.hold.wait()
-        return await super().write(epoch, day, rows)
-
-    async def sums(self, tenant: str = "") -> Sums:
-        """Of one tenant, over all days."""
-        days = await self.read(0, 100_000)
-        every = [sums for rows in days.values() for who, sums in rows.items() if who == Who(tenant, MODEL)]
-        total = Sums()
-        for each in every:
-            total = total.plus(each)
-        return total
-
-
-@asynccontextmanager
-async def counting(
-    script: Script, *, shared: bool = True, tenants: bool = False, limits: Limits = DEFAULT_LIMITS
-) -> AsyncIterator[tuple[Served, httpx.AsyncClient, Book]]:
-    """A front door whose ledger writes to a book; all is written once it is left."""
-    book = Book()
-    ledger = Ledger(SystemClock(), book, epoch=7, shared=shared)
-    known = {name: TenantSettings(keys=(digest_of(key),), operator=name == "root") for name, key in KEYS.items()}
-    gate = Gate(
-        Tenants(known if tenants else {}, "secret"),
-        Permits(SystemClock()),
-        UsageSettings.model_validate(PRICES),
-        ledger,
-    )
-    serving = asyncio.create_task(ledger.serve())
-    async with (
-        serve(FakeDispatcher(script, limits), gate=gate) as served,
-        httpx.AsyncClient(base_url=served.url) as client,
-    ):
-        yield served, client, book
-    serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
-
-
-def bearer(name: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {KEYS[name]}"}
-
-
-async def ask(client: httpx.AsyncClient, **more: object) -> tuple[list[str], dict[str, int]]:
-    """The choices' texts and the usage that the answer told."""
-    body = {"model": MODEL, "prompt": PROMPT, "stream_options": {"include_usage": True}, **more}
-    if not body.get("stream"):
-        del body["stream_options"]
-        said = (await client.post(PATH, json=body)).json()
-        return [choice["text"] for choice in said["choices"]], said["usage"]
-    texts: dict[int, str] = {}
-    usage: dict[str, int] = {}
-    async with client.stream("POST", PATH, json=body) as answer:
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                chunk = json.loads(line.removeprefix("data: "))
-                usage = chunk["usage"] or usage
-                for choice in chunk["choices"]:
-                    texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
-    return [texts[index] for index in sorted(texts)], usage
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -304,70 +213,6 @@ async def test_no_client_has_the_end_before_the_book_has_the_request(stream: boo
         assert here.requests == 1
         if not stream:
             assert answer.json["usage"]["completion_tokens"] == 4
-
-
-async def test_a_tenant_is_told_its_own_and_an_operator_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with counting(say("abc"), tenants=True) as (served, client, _):
-        for name, count in (("acme", 2), ("other", 1)):
-            for _ in range(count):
-                await client.post(PATH, json={"model": MODEL, "prompt": PROMPT}, headers=bearer(name))
-        all_of_it = (await client.get("/usage", headers=bearer("root"))).json()
-        own = (await client.get("/usage", headers=bearer("acme"))).json()
-        table = await client.get("/usage", headers={**bearer("root"), "accept": "text/csv"})
-        metrics = (await client.get("/metrics", headers=bearer("root"))).text.splitlines()
-        monkeypatch.setenv(API_KEY_VARIABLE, KEYS["root"])
-        lines = await asyncio.to_thread(fetch, [served.url], None, None, PublicTlsSettings())
-        with pytest.raises(HeadraceError, match="must be a day like"):
-            await asyncio.to_thread(fetch, [served.url], "yesterday", None, PublicTlsSettings())
-    acme, other = all_of_it["rows"]
-    assert (acme["tenant"], other["tenant"]) == ("acme", "other")
-    assert own["rows"] == [acme]
-    assert (acme["requests"], acme["input_tokens"], acme["cached_tokens"], acme["output_tokens"]) == (2, 66, 32, 8)
-    cost = (Decimal("2.5") * (66 - 32) + Decimal("0.25") * 32 + 10 * 8) / 1_000_000
-    assert (Decimal(acme["cost"]), acme["currency"]) == (cost, "EUR")
-    assert table.headers["content-type"].startswith("text/csv")
-    read = list(csv.DictReader(io.StringIO(table.text)))
-    assert [{name: str(value) for name, value in row.items()} for row in (acme, other)] == read
-    assert [line.values() for line in lines] == [acme, other]
-    for line in (
-        'headrace_usage_tokens_total{kind="input",tenant="acme"} 66.0',
-        'headrace_usage_tokens_total{kind="cached",tenant="acme"} 32.0',
-        'headrace_usage_tokens_total{kind="output",tenant="other"} 4.0',
-        'headrace_usage_characters_total{kind="input",tenant="acme"} 66.0',
-        'headrace_usage_requests_total{tenant="acme"} 2.0',
-        "headrace_usage_book_up 1.0",
-        "headrace_usage_unwritten 0.0",
-    ):
-        assert line in metrics
-
-
-@pytest.mark.parametrize(
-    ("query", "status"),
-    [
-        ("", 200),
-        ("?since=2026-01-01&until=2026-01-31", 200),
-        ("?since=2026-02-30", 400),
-        ("?until=1999-01-01&since=1999-01-02", 400),
-        ("?since=0001-01-01", 400),
-    ],
-)
-async def test_days_that_are_none_are_refused(query: str, status: int) -> None:
-    async with counting(say("abc")) as (_, client, _):
-        assert (await client.get(f"/usage{query}")).status_code == status
-
-
-async def test_routers_without_a_shared_book_are_added_up() -> None:
-    """By the command, which asks them all."""
-    async with (
-        counting(say("abc"), shared=False) as (one, client, _),
-        counting(say("abc"), shared=False) as (other, another, _),
-    ):
-        await ask(client)
-        await ask(another)
-        lines = await asyncio.to_thread(fetch, [one.url, other.url], None, None, PublicTlsSettings())
-    (line,) = lines
-    assert line.sums == Sums(2, 2 * len(PROMPT), 2 * CACHED, 8, 2 * len(PROMPT), 6)
-    assert line.cost == 2 * (Decimal("2.5") * (33 - 16) + Decimal("0.25") * 16 + 40) / 1_000_000
 
 
 async def test_an_answer_over_midnight_counts_on_the_days_it_was_handed_over() -> None:
