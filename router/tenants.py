@@ -8,7 +8,7 @@ in a prefix cache is found by nobody else, in any answer's time or text.
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cluster.core.access import TenantSettings
@@ -50,6 +50,10 @@ class Tenants:
 
     def replace(self, settings: Mapping[str, TenantSettings]) -> None:
         """From now on these and no others. What runs goes on; `weights` stays the same object."""
+        self.prepared(settings)()
+
+    def prepared(self, settings: Mapping[str, TenantSettings]) -> Callable[[], None]:
+        """All the work of `replace`, which may be a thread's; to call what it returns is the change itself."""
         by_tag = {}
         for name, one in settings.items():
             quota = Quota(one.requests_per_minute, one.tokens_per_minute, one.concurrency)
@@ -57,9 +61,14 @@ class Tenants:
             for key in one.keys:
                 digest = bytes.fromhex(key)
                 by_tag[self._tag(digest)] = (digest, tenant)
-        self._by_tag = by_tag
-        self.weights.clear()
-        self.weights.update({name: one.weight for name, one in settings.items()})
+        weights = {name: one.weight for name, one in settings.items()}
+
+        def take() -> None:
+            self._by_tag = by_tag
+            self.weights.clear()
+            self.weights.update(weights)
+
+        return take
 
     @property
     def configured(self) -> bool:
