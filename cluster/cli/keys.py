@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cluster.config import load_config, parse_settings, parse_tenant
@@ -94,9 +95,9 @@ def table(entries: Mapping[str, str]) -> Table:
     shown = Table("tenant", "keys", "weight", "requests/min", "tokens/min", "at once", "operator", box=None)
     for name, text in sorted(entries.items()):
         try:
-            shown.add_row(name, *_row(read_entry(name, text)))
+            shown.add_row(escape(name), *_row(read_entry(name, text)))
         except ConfigError as error:
-            shown.add_row(name, f"[red]left out: {error}[/]")
+            shown.add_row(escape(name), f"[red]left out: {escape(str(error))}[/]")
     return shown
 
 

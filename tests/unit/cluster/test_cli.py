@@ -16,6 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from cluster.cli.ask import Answer, Question, timings
+from cluster.cli.keys import table
 from cluster.cli.main import app, main
 from cluster.cli.operate import sizes_of, wait_for_successor
 from cluster.cli.show import routers, show_urls, status_json, status_table, watch
@@ -274,3 +275,13 @@ def test_watching_shows_every_change_once_and_ends_with_the_cluster() -> None:
     assert (shown.count("router-0"), shown.count("prefill-0")) == (2, 1)
     assert "last exit code 1" in shown
     assert "None" not in shown
+
+
+def test_what_somebody_wrote_into_the_store_is_text_and_no_markup() -> None:
+    out = io.StringIO()
+    Console(file=out, width=200).print(table({"[/]": "{}", "[red]x": "no JSON", "acme": "{}"}))
+    bad, worse, good = out.getvalue().splitlines()[1:]
+    assert bad.startswith(" [/]  ")
+    assert "left out: tenants: tenants.[/]" in bad
+    assert "left out: tenants.[red]x" in worse
+    assert good.split()[:2] == ["acme", "none"]
