@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -207,9 +208,8 @@ def explain(
 ) -> None:
     """Why a recent request went where it went, and what became of it: pairs, their costs, times, outcomes."""
     run_dir = run_dir_of(root, name)
-    routers = [address.rstrip("/")] if address else _router_urls(run_dir)
     asked = asked_tls(ca_file, cert_file, key_file, server_name)
-    told = explaining.find(request, routers, public_tls(run_dir, asked, given=address is not None))
+    told = explaining.find(request, *_reach(run_dir, address, _router_urls, asked))
     if as_json:
         print(json.dumps(told, indent=2))
     else:
@@ -230,10 +230,9 @@ def usage(
 ) -> None:
     """What each tenant used on each day, and what it costs, as CSV. Tokens, and characters beside them."""
     run_dir = run_dir_of(root, name)
-    routers = [address.rstrip("/")] if address else _admin_urls(run_dir)
     asked = asked_tls(ca_file, cert_file, key_file, server_name)
-    lines = telling_usage.fetch(routers, since, until, public_tls(run_dir, asked, given=address is not None))
-    sys.stdout.write(csv_text(lines))
+    routers, tls = _reach(run_dir, address, _admin_urls, asked)
+    sys.stdout.write(csv_text(telling_usage.fetch(routers, since, until, tls)))
 
 
 @model.command("pull")
@@ -305,6 +304,14 @@ def _router_address(run_dir: RunDir) -> str:
     if not (ready := routers(_status(run_dir))):
         raise HeadraceError("no router is ready; see `headrace status`")
     return ready[0].address
+
+
+def _reach(
+    run_dir: RunDir, address: str | None, found: Callable[[RunDir], list[str]], asked: PublicTlsSettings | None
+) -> tuple[list[str], PublicTlsSettings]:
+    """Base URLs of routers, the given one or those that are found here, and how they are asked."""
+    routers = [address.rstrip("/")] if address else found(run_dir)
+    return routers, public_tls(run_dir, asked, given=address is not None)
 
 
 def _router_urls(run_dir: RunDir) -> list[str]:
