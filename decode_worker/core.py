@@ -11,6 +11,7 @@ real gRPC streams and in simulation. A request's way through here:
 """
 
 from cluster.core.config import ClusterConfig
+from cluster.core.handoff_ends import LocalReason
 from cluster.stubs.common_pb2 import Blame, WorkerAddress
 from cluster.stubs.link_pb2 import FromPrefill, PrefillHello
 from cluster.stubs.session_pb2 import (
@@ -277,10 +278,10 @@ class DecodeCore:
             attempt.phase = Phase.HANDING_OFF
             self.handoffs.start(attempt, attempt.prompt.keys(), now)
         else:
-            why = "short prompt" if attempt.submit.prefill else "no prefill worker"
+            why: LocalReason = "short prompt" if attempt.submit.prefill else "no prefill worker"
             self._local(attempt, attempt.prefix_blocks * self.state.block_size, why)
 
-    def _local(self, attempt: Attempt, cached: int, why: str) -> None:
+    def _local(self, attempt: Attempt, cached: int, why: LocalReason) -> None:
         message = PrefillOn(attempt=attempt.id, worker="local", cached_tokens=cached)
         self.state.to_router(attempt, FromDecode(prefill_on=message))
         self.state.counters["prefill_local"] += 1
@@ -301,7 +302,7 @@ class DecodeCore:
                 attempt=attempt.id,
                 kv_bytes=moved * self.state.facts.layout.block_bytes,
                 cached_tokens=transfer.cached_tokens,
-                transferred_tokens=moved * block_size,
+                transferred_tokens=(verified - transfer.handoff.first) * block_size,
                 offer_wait_s=marks.offer_wait,
                 wire_s=marks.wire,
                 verify_s=marks.verify,
@@ -316,8 +317,7 @@ class DecodeCore:
         if verified == total and (transfer.first_known or not attempt.owed):
             self._decoding.begin(attempt)
         else:
-            why = "no first token" if marks.ended == "ok" else marks.ended
-            self._local(attempt, transfer.handoff.first * block_size, why)
+            self._local(attempt, transfer.handoff.first * block_size, transfer.left or "no first token")
 
     def _no_prefill(self, attempt: Attempt, reason: str, now: float) -> None:
         message = NoPrefill(attempt=attempt.id, reason=reason, retry_after_s=0.2)

@@ -12,6 +12,7 @@ Nothing waits here: `tick` moves on what makes no progress.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cluster.core.handoff_ends import Cause, Left
 from cluster.core.keys import BlockKey
 from cluster.stubs.common_pb2 import Blame, PromptLogprobs, WorkerAddress
 from cluster.stubs.link_pb2 import (
@@ -38,14 +39,10 @@ from kv_transfer.handoff import HandOff, Word
 from kv_transfer.ranges import merge_ranges
 
 MAX_PREFILL_TRIES = 2
-_HOLDERS_FAULTS = (
-    "read timed out",
-    "read failed",
-    "no offer in time",
-    "job failed",
-    "sent corrupt blocks",
-)  # but no refusal, no lost link
-_HOLDERS_LIES = ("offered other content", "sent other first tokens", "told other log-probabilities")
+_HOLDERS_FAULTS: tuple[Cause, ...] = (
+    "read timed out", "read failed", "no offer in time", "job failed", "sent corrupt blocks",
+)  # but no refusal, no lost link  # fmt: skip
+_HOLDERS_LIES: tuple[Cause, ...] = ("offered other content", "sent other first tokens", "told other log-probabilities")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +86,7 @@ class HandOffs:
         self._state.counters["kv_blocks_wanted"] += len(keys) - attempt.prefix_blocks
         transfer = Transfer(attempt, handoff, list(attempt.submit.prefill), published=attempt.prefix_blocks)
         self._transfers[attempt.id] = transfer
-        self._next_holder(transfer, "", now)
+        self._try_next(transfer, now)
 
     def cancel(self, attempt: Attempt) -> None:
         """Forget a hand-off, in any state, twice as well. Reads end in staging; started copies keep their blocks."""
@@ -147,7 +144,7 @@ class HandOffs:
     def refused(self, message: JobRefused, peer: Peer, now: float) -> None:
         transfer = self._current(message.attempt, peer)
         if transfer is not None:
-            self._next_holder(transfer, "refused", now, detail=message.reason, refused=True)
+            self._next_holder(transfer, "refused", now, detail=message.reason)
 
     def job_failed(self, message: JobFailed, peer: Peer, now: float) -> None:
         transfer = self._current(message.attempt, peer)
@@ -263,8 +260,11 @@ class HandOffs:
             self._post_reads(now)
             return
         transfer.progress_at = now
+        outcomes = transfer.handoff.outcomes
+        before = outcomes["kv_blocks_verified"]
         verified, doubted = transfer.handoff.copy_done(report.id, report.digests)
-        self._state.counters["kv_bytes"] += (moved := len(verified) * self._state.facts.layout.block_bytes)
+        moved = (outcomes["kv_blocks_verified"] - before) * self._state.facts.layout.block_bytes
+        self._state.counters["kv_bytes"] += moved
         transfer.timeline.copied(report.id, moved, now)
         publish(self._state, transfer, {v.index: v.digest for v in verified}, now)
         if doubted and transfer.peer is not None:
@@ -282,23 +282,28 @@ class HandOffs:
         transfer = self._transfers.get(attempt_id)
         return transfer if transfer is not None and transfer.peer is peer else None
 
-    def _next_holder(
-        self, transfer: Transfer, cause: str, now: float, *, detail: str = "", refused: bool = False
-    ) -> None:
-        """Try the next prefill worker; with none left compute the rest here, or give it back when all refused.
+    def _next_holder(self, transfer: Transfer, cause: Left, now: float, *, detail: str = "") -> None:
+        """Leave the present prefill worker and try the next one.
 
-        `cause` is one of our own words and counted; `detail` may be a peer's, and is only passed on to the router.
+        `cause` is counted; `detail` may be a peer's own words, and is only passed on to the router.
         """
         if transfer.closed:
             return
+        refused = cause in ("refused", "unusable")
         if transfer.peer is not None:
             self._state.counters["job_refused" if refused else f"handoff_left: {cause}"] += 1
-            transfer.timeline.left(cause)
+            transfer.left = cause
+            if cause != "unusable":
+                transfer.timeline.left(cause)
             transfer.refusals.append(f"{transfer.peer.address.worker}: {detail or cause}")
             if cause in (*_HOLDERS_FAULTS, *_HOLDERS_LIES) and self._peers.breaker(transfer.peer).failed(now):
                 self._state.counters["breaker_opened"] += 1
             self._leave_holder(transfer, cancel=not refused)
             self._give_up_reads(transfer)
+        self._try_next(transfer, now, refused=refused)
+
+    def _try_next(self, transfer: Transfer, now: float, *, refused: bool = False) -> None:
+        """Ask the next prefill worker; with none left compute the rest here, or give it back when all refused."""
         if transfer.handoff.complete and not transfer.attempt.owed:
             self._settle(transfer, now)
             return
@@ -317,16 +322,16 @@ class HandOffs:
         transfer.tried += 1
         transfer.peer = peer = self._peers.reach(address)
         transfer.progress_at = now
-        transfer.timeline.asked(self._state.pairs.of(address.worker), now)
-        transfer.eta = 0.0
+        transfer.eta, transfer.left = 0.0, None
         unusable = peer.reason if peer.link is LinkState.MISMATCH else ""
         if self._state.staging.stuck(peer.name):
             unusable = "reads that do not end hold all the slots it may have"
         elif not unusable and not self._peers.breaker(peer).allows(now):
             unusable = "its last hand-offs failed, one after the other"
         if unusable:
-            self._next_holder(transfer, "unusable", now, detail=unusable, refused=True)
+            self._next_holder(transfer, "unusable", now, detail=unusable)
             return
+        transfer.timeline.asked(self._state.pairs.of(address.worker), now)
         self._tell_holder(transfer, peer)
         job = make_job(transfer, now, self._state.block_size)
         self._peers.send(peer, FromDecodePeer(job=job))

@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
+from cluster.core.handoff_ends import JobEnd
 from cluster.stubs import watch_pb2
 
 MOST = 1024  # rows kept: more names than a cluster has workers at the same time
@@ -17,7 +18,7 @@ class Pair:
     """Sums over the jobs given to one prefill worker, in seconds; a job ends in exactly one way."""
 
     sent: int = 0
-    jobs: Counter[str] = field(default_factory=Counter)
+    jobs: Counter[JobEnd] = field(default_factory=Counter)
     kv_bytes: int = 0
     offer_wait: float = 0.0
     wire: float = 0.0
@@ -46,7 +47,7 @@ class Pairs:
             watch_pb2.Pair(
                 prefill=name,
                 jobs_sent=pair.sent,
-                jobs=dict(pair.jobs),
+                jobs={how: count for how, count in pair.jobs.items()},
                 kv_bytes=pair.kv_bytes,
                 offer_wait_s=pair.offer_wait,
                 wire_s=pair.wire,

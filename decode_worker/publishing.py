@@ -31,9 +31,8 @@ def distrust(state: State, transfer: Transfer, first: int) -> list[int]:
 
 
 def close(state: State, transfer: Transfer, rest: str) -> None:
-    """The hand-off is over. Each block it wanted is verified, or in the `rest`, and so it is counted."""
+    """The hand-off is over, and so is its job. Each block it wanted is verified, or in the `rest`, and so counted."""
     transfer.closed = True
-    transfer.timeline.left(rest)
     handoff, counters = transfer.handoff, state.counters
     counters[f"kv_blocks_{rest}"] += len(handoff.keys) - handoff.verified_blocks
     counters["kv_blocks_behind_a_gap"] += handoff.behind_a_gap

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from cluster.core.handoff_ends import JobEnd, Left
 from cluster.stubs.common_pb2 import WorkerAddress
 from decode_worker.attempts import Attempt
 from decode_worker.pairs import Pair
@@ -21,7 +22,6 @@ class Timeline:
     """
 
     job: Pair | None = None  # with whom a job is under way
-    ended: str = ""  # how the last job did
     job_sent: float = 0.0
     offered: bool = False  # by the present holder
     offers: list[tuple[int, float]] = field(
@@ -45,11 +45,11 @@ class Timeline:
         self.job, self.job_sent, self.offered = pair, now, False
         self.offers.clear()
 
-    def left(self, how: str) -> None:
+    def left(self, how: JobEnd) -> None:
         """The job has ended, if one was under way."""
         if self.job is not None:
             self.job.jobs[how] += 1
-            self.job, self.ended = None, how
+            self.job = None
 
     def offer(self, until: int, now: float) -> None:
         """The holder offers blocks up to this position."""
@@ -115,6 +115,7 @@ class Transfer:
     candidates: list[WorkerAddress]
     peer: Peer | None = None
     tried: int = 0
+    left: Left | None = None  # why its last holder was; None: it was not
     refusals: list[str] = field(default_factory=list)
     accepted: bool = False
     eta: float = 0.0

@@ -624,6 +624,7 @@ class HandedOff(_message.Message):
     cached_tokens: _builtins.int
     """prompt positions nobody computed: prefix hits on P plus those on D"""
     transferred_tokens: _builtins.int
+    """of blocks that were used: not those that were doubted, or are behind a gap"""
     offer_wait_s: _builtins.float
     wire_s: _builtins.float
     verify_s: _builtins.float

@@ -67,7 +67,8 @@ def _hand_offs_add_up(seen: Scrape, worker: str) -> Laws:
     def blocks(how: str) -> float:
         return event.get(f"kv_blocks_{how}", 0.0)
 
-    ended = blocks("verified") - blocks("behind_a_gap") + blocks("recomputed") + blocks("refused") + blocks("abandoned")
+    here = blocks("verified") - blocks("distrusted") - blocks("behind_a_gap")
+    ended = here + blocks("recomputed") + blocks("refused") + blocks("abandoned")
     moved = seen.sum("headrace_pair_kv_bytes_total", decode=worker)
     return {
         "each job has one end": (

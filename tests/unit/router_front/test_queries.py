@@ -2,9 +2,11 @@
 
 import json
 import re
+from typing import get_args
 
 import pytest
 
+from cluster.core.handoff_ends import JOB_ENDS, Cause
 from deploy.grafana.make import FOLDER, dashboards, rendered
 from tests.metrics_page import listed_metrics
 from tests.queries import ROOT, all_queries, rules, selectors
@@ -37,6 +39,14 @@ def test_the_words_of_matchers_are_on_the_page() -> None:
     asked = [value for _, query in all_queries() for s in selectors(query) for op, value in s.labels.values()]
     words = {word for value in asked for word in value.split("|") if "*" not in word}
     assert {word for word in words if word not in page} == set()
+
+
+def test_a_hand_off_fails_when_its_prefill_worker_is_left_before_it_is_done() -> None:
+    """Not when the request ended, nor when the job was refused."""
+    (query,) = (rule["expr"] for rule in rules() if rule["alert"] == "HeadraceHandOffsFail")
+    ((op, others),) = (s.labels["outcome"] for s in selectors(query) if "outcome" in s.labels)
+    assert op == "!~"
+    assert set(JOB_ENDS) - set(others.split("|")) == set(get_args(Cause))
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:

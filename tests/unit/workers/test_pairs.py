@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+from cluster.core.ids import agent_name
+from cluster.stubs.link_pb2 import FromPrefill, JobFailed
 from cluster.stubs.watch_pb2 import Pair
 from decode_worker.pairs import MOST, Pairs
 from decode_worker.transfer import Timeline
@@ -87,3 +89,35 @@ def test_rows_are_bounded_and_those_of_the_gone_are_not_told() -> None:
         assert pairs.of("prefill-0") is kept
     assert [row.prefill for row in pairs.told({"prefill-0", "nobody"}, {"prefill-0": 2})] == ["prefill-0"]
     assert len(pairs.rows) == MOST
+
+
+def test_a_prefill_worker_that_may_not_be_used_is_given_no_job() -> None:
+    world = warm_world()
+    state, peers = world.decode["decode-0"].state, world.decode["decode-0"].peers
+    peer = peers.get(agent_name("prefill-0", 1))
+    assert peer is not None
+    while not peers.breaker(peer).failed(world.clock.now()):
+        pass
+    finish(world, submit(world))
+    assert {name: (pair.sent, dict(pair.jobs)) for name, pair in state.pairs.rows.items()} == {
+        "prefill-1": (1, {"ok": 1})
+    }
+    assert state.counters["job_refused"] == 1
+
+
+def test_a_prompt_whose_next_holder_may_not_be_used_is_computed_here_for_that_reason() -> None:
+    world = warm_world()
+    core = world.decode["decode-0"]
+    peer = core.peers.get(agent_name("prefill-1", 1))
+    assert peer is not None
+    while not core.peers.breaker(peer).failed(world.clock.now()):
+        pass
+    attempt = submit(world)
+    run_until(world, "decode-0:wire>")
+    failed = JobFailed(attempt=attempt, reason="draining")
+    core.from_prefill(agent_name("prefill-0", 1), FromPrefill(failed=failed), world.clock.now())
+    world._decode_effects("decode-0")
+    finish(world, attempt)
+    assert {how: n for how, n in core.state.counters.items() if how.startswith("local: ")} == {"local: unusable": 1}
+    assert core.state.pairs.rows.keys() == {"prefill-0"}
+    assert core.state.pairs.of("prefill-0").jobs == {"job failed": core.state.pairs.of("prefill-0").sent}

@@ -15,7 +15,7 @@ from prefill_worker.jobs import Phase
 from tests.checkpoints import make_checkpoint
 from tests.parity.lab import Lab
 from tests.parity.lab import prompt as lab_prompt
-from tests.unit.workers.test_faults import IDS, run_until_still, submit, warm_world
+from tests.unit.workers.test_faults import IDS, finish, run_until_still, submit, warm_world
 from tests.unit.workers.test_prefix_index import FULL, Prefill
 from tests.unit.workers.test_reasons import tell
 from tests.unit.workers.test_tracer_matrix import B, expected, prompt
@@ -120,6 +120,21 @@ def test_a_doubted_copy_of_a_holder_that_was_left_is_not_held_against_the_next()
     left = {k: v for k, v in world.decode["decode-0"].state.counters.items() if k.startswith("handoff_left")}
     assert answer.prefill_on == ["prefill-0", "prefill-1"], (answer.prefill_on, left)
     assert left == {"handoff_left: job failed": 1}, left
+
+
+def test_what_was_distrusted_afterwards_was_not_transferred() -> None:
+    """The digests of what is being copied are right; its holder takes it back; the next one sends it again."""
+    world = warm_world()
+    core, attempt = world.decode["decode-0"], submit(world)
+    while not core.handoffs.copying:
+        assert world.step()
+    rotten = JobFailed(attempt=attempt, reason="block changed", distrusted_from=0)
+    tell(world, agent_name("prefill-0", 1), FromPrefill(failed=rotten))
+    message = finish(world, attempt).handed_off
+    assert core.state.counters["kv_blocks_distrusted"] > 0
+    assert message is not None
+    assert (message.transferred_tokens, message.recomputed_tokens) == (FULL * B, 0)
+    assert message.kv_bytes == core.state.counters["kv_bytes"]
 
 
 def test_what_was_computed_from_a_rotten_block_is_not_used(tmp_path: Path) -> None:
