@@ -11,6 +11,7 @@ from typing import Generic, Literal, TypeVar
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from cluster.core.handoff_ends import JOB_ENDS, LOCAL_REASONS
 from cluster.stubs.watch_pb2 import Pair, Status
 from router.figures import STATES, Figures, WorkerFigures, pair_seconds
 from router.front.histograms import cumulative
@@ -68,8 +69,9 @@ def _slots(worker: WorkerFigures) -> Values:
 
 
 def _local(worker: WorkerFigures) -> Values:
-    counters = {} if worker.status is None else worker.status.counters
-    return {(name.removeprefix(_LOCAL),): count for name, count in counters.items() if name.startswith(_LOCAL)}
+    if worker.status is None or worker.pool != "decode":
+        return {}
+    return _by_word(worker.status.counters, _LOCAL, LOCAL_REASONS)
 
 
 def _events(worker: WorkerFigures) -> Values:
@@ -92,7 +94,7 @@ def _pair(read: Callable[[Pair], float]) -> Callable[[PairOf], Values]:
 
 
 def _ends(pair_of: PairOf) -> Values:
-    return {(how,): n for how, n in pair_of[1].jobs.items()}
+    return _by_word(pair_of[1].jobs, "", JOB_ENDS)
 
 
 def _parts(pair_of: PairOf) -> Values:
@@ -113,11 +115,11 @@ def _index(name: str) -> Callable[[Figures], Values]:
 
 
 def _outcomes(figures: Figures) -> Values:
-    return _by_word(figures, "outcome_", OUTCOMES)
+    return _by_word(figures.counters, "outcome_", OUTCOMES)
 
 
 def _left(figures: Figures) -> Values:
-    return _by_word(figures, "attempts_", LEFT)
+    return _by_word(figures.counters, "attempts_", LEFT)
 
 
 def _oddities(figures: Figures) -> Values:
@@ -132,9 +134,9 @@ def _states(figures: Figures) -> Values:
     return {(pool, state): count for (pool, state), count in figures.states.items()}
 
 
-def _by_word(figures: Figures, prefix: str, words: Iterable[str]) -> Values:
+def _by_word(counters: Mapping[str, int], prefix: str, words: Iterable[str]) -> Values:
     """Counters of one kind. What has not happened yet is 0, so that its first time is seen as a change."""
-    counted = {n.removeprefix(prefix): c for n, c in figures.counters.items() if n.startswith(prefix)}
+    counted = {n.removeprefix(prefix): c for n, c in counters.items() if n.startswith(prefix)}
     return {(word,): count for word, count in (dict.fromkeys(words, 0) | counted).items()}
 
 
@@ -231,9 +233,12 @@ def _permits(permits: Permits) -> Iterator[Metric]:
 
 
 def _steps(workers: Iterable[WorkerFigures]) -> Metric:
+    """Of workers whose histogram is one: a count for each bound, and one more. Another's is left out, not the page."""
     metric = HistogramMetricFamily(*STEPS, labels=["pool", "worker"])
     for worker in workers:
-        if worker.status is not None and worker.status.steps.counts:
-            steps = worker.status.steps
+        if worker.status is None:
+            continue
+        steps = worker.status.steps
+        if len(steps.counts) == len(steps.bounds_s) + 1:
             metric.add_metric([worker.pool, worker.worker], cumulative(steps.bounds_s, steps.counts), steps.sum_s)
     return metric

@@ -1,7 +1,9 @@
 """Figures of the fleet: labelled by worker, one row each, pairs of those who talk, restarts counted, zeros told."""
 
+import pytest
 from prometheus_client import CollectorRegistry
 
+from cluster.core.handoff_ends import JOB_ENDS, LOCAL_REASONS
 from cluster.stubs.watch_pb2 import Durations, Pair, Status, WatchEvent
 from router.figures import MOST_LIVES, Lives, WorkerFigures
 from router.front.auth import Gate
@@ -60,6 +62,37 @@ def test_what_has_not_happened_is_told_as_nothing() -> None:
         assert value(f"headrace_{name}_total", {label: "failed"}) == 0
     assert value("headrace_router_events_total", {"event": "sessions_broken"}) == 0
     assert (value("headrace_redis_configured"), value("headrace_redis_up")) == (0, 1)
+
+
+def test_of_a_pair_and_of_a_worker_what_has_not_happened_yet_is_nothing_too() -> None:
+    """A first failure would be no change otherwise: from no series to 1."""
+    made = world(prefill=2)
+    say(made, "d0", Status(ready=True, pairs=PAIRS, counters={"local: short prompt": 2}))
+    value = scraped(made).get_sample_value
+    pair, own = {"prefill": "p1", "decode": "d0"}, {"pool": "decode", "worker": "d0"}
+    for outcome in JOB_ENDS:
+        happened = 1 if outcome in ("ok", "link lost") else 0
+        assert value("headrace_pair_jobs_total", {**pair, "outcome": outcome}) == happened
+    for reason in LOCAL_REASONS:
+        happened = 2 if reason == "short prompt" else 0
+        assert value("headrace_worker_local_prefills_total", {**own, "reason": reason}) == happened
+    other = {"pool": "prefill", "worker": "p0", "reason": "short prompt"}
+    assert value("headrace_worker_local_prefills_total", other) is None, "prefill workers do nothing else"
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [Durations(bounds_s=[0.1], counts=[1]), Durations(counts=[1, 2]), Durations(bounds_s=[0.1, 1.0], counts=[1] * 4)],
+    ids=["short", "boundless", "long"],
+)
+def test_a_histogram_that_is_none_is_left_out_and_the_rest_of_the_page_is_there(steps: Durations) -> None:
+    made = world(prefill=2)
+    say(made, "d0", Status(ready=True, steps=steps, counters={"tokens_out": 9}))
+    say(made, "p0", Status(ready=True, steps=Durations(bounds_s=[0.1], counts=[2, 1])))
+    value = scraped(made).get_sample_value
+    assert value("headrace_worker_output_tokens_total", {"pool": "decode", "worker": "d0"}) == 9
+    assert value("headrace_worker_step_seconds_count", {"pool": "decode", "worker": "d0"}) is None
+    assert value("headrace_worker_step_seconds_count", {"pool": "prefill", "worker": "p0"}) == 3
 
 
 def test_pairs_with_a_prefill_worker_that_does_not_talk_are_dropped_and_come_back_with_it() -> None:
