@@ -221,13 +221,14 @@ class Hearing:
         if found is None:
             return
         follow, attempt = found
-        self._books.release(follow, f"failed: {message.reason}", now)
+        how = {Blame.BLAME_REQUEST: "invalid", Blame.BLAME_DEADLINE: "deadline"}.get(message.blame, "failed")
+        self._books.release(follow, f"{how}: {message.reason}", now)
         self._endings.settle(attempt)
-        if message.blame in (Blame.BLAME_REQUEST, Blame.BLAME_DEADLINE):
-            late = message.blame == Blame.BLAME_DEADLINE
+        if how != "failed":
             self._endings.put_back(follow, now)
             if follow.request.request_id in self._books.requests:
-                self._endings.finish(follow, follow.too_late() if late else InvalidRequest(message.reason), now)
+                error = follow.too_late() if how == "deadline" else InvalidRequest(message.reason)
+                self._endings.finish(follow, error, now)
             return
         if message.blame == Blame.BLAME_UNSETTLED:
             follow.tries.could_not_run.append(worker.epoch)

@@ -63,7 +63,8 @@ def parts(record: RequestRecord, now: float) -> list[Part]:
     for number, attempt in enumerate(record.attempts, 1):
         row.until("queue", attempt.placed_ms + shift)
         over = attempt.ended_ms if attempt.ended_ms is not None else record.ended_ms
-        _attempt(row, attempt, None if over is None else over + shift, number, shift)
+        again = number < len(record.attempts)
+        _attempt(row, attempt, None if over is None else over + shift, number, shift, again=again)
     if record.ended_ms is None:
         row.until("queue", None)
     else:  # with an attempt to its end, this is empty
@@ -72,9 +73,10 @@ def parts(record: RequestRecord, now: float) -> list[Part]:
     return row.parts
 
 
-def _attempt(row: _Row, attempt: AttemptRecord, over: float | None, number: int, shift: float) -> None:
-    """Its parts, up to `over` if it has ended."""
-    lost = attempt.outcome not in ("", "ok", "cancelled")
+def _attempt(row: _Row, attempt: AttemptRecord, over: float | None, number: int, shift: float, *, again: bool) -> None:
+    """Its parts, up to `over` if it has ended. `again`: another attempt came after it."""
+    failed = attempt.outcome not in ("", "ok", "cancelled")
+    lost = failed and again
 
     def until(name: PartName, mark_ms: float | None) -> bool:
         """Whether this part has ended and another one follows."""
@@ -86,7 +88,7 @@ def _attempt(row: _Row, attempt: AttemptRecord, over: float | None, number: int,
     if until("admit", attempt.accepted_ms) and until("prefill", first) and first is not None:
         if attempt.exposed_ms is not None:
             until("transfer", first + attempt.exposed_ms)
-        elif attempt.kv_from and (lost or over is None):  # it has not ended yet, or never did
+        elif attempt.kv_from and (failed or over is None):  # it has not ended yet, or never did
             until("transfer", None)
         until("decode", None)
 

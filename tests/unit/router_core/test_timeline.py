@@ -1,5 +1,6 @@
 """A request as a row of parts: they touch, and add up, whatever happened to it."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +65,16 @@ def test_a_failed_attempt_is_shown_as_lost_and_done_again() -> None:
         ("prefill", 45, 2, False),
         ("decode", 140, 2, False),
     ]
+
+
+@pytest.mark.parametrize("outcome", ["deadline: not finished within 1 s", "invalid: no such token", "failed: gone"])
+def test_what_nobody_did_again_is_not_lost(outcome: str) -> None:
+    """The request ended with its last attempt."""
+    trace = Trace(arrived=ARRIVED, left=ARRIVED + 0.3)
+    last = attempt(100, 105, 150, 290, outcome)
+    made = record(attempt(0, 5, None, 90, "lost: gone"), last, ended=290, outcome=outcome, trace=trace)
+    assert {part.attempt for part in parts(made, 999.0) if part.lost} == {1}
+    assert [part.name for part in parts(made, 999.0) if part.attempt == 2] == ["admit", "prefill", "transfer"]
 
 
 def test_what_runs_ends_now() -> None:

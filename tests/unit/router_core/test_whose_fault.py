@@ -36,6 +36,24 @@ def test_a_deadline_that_passes_on_decode_first_costs_its_worker_nothing() -> No
     assert sum(len(submits(w)) for w in made.workers.values()) == 1, "it was placed again after its deadline"
 
 
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [(Blame.BLAME_DEADLINE, "deadline"), (Blame.BLAME_REQUEST, "invalid")],
+    ids=["deadline", "request"],
+)
+def test_what_ends_with_its_request_is_no_failover(fault: "Blame.ValueType", outcome: str) -> None:
+    made = world(decode=2)
+    client = made.ask(request("r", max_tokens=9))
+    failing(made, "r", 1, fault)
+    assert len(client.outcomes) == 1
+    assert not made.core.overview(made.now).failovers
+    [record] = made.core.records("r")
+    assert [attempt.outcome.partition(":")[0] for attempt in record.attempts] == [outcome]
+    made.ask(request("s", max_tokens=9))
+    failing(made, "s", 1, Blame.BLAME_WORKER)
+    assert [f.record.request_id for f in made.core.overview(made.now).failovers] == ["s"]
+
+
 def test_what_one_worker_could_not_run_counts_against_it_as_soon_as_another_runs_it() -> None:
     made = world(decode=2)
     client = made.ask(request("r", max_tokens=9))
