@@ -7,7 +7,6 @@ from cluster.core.errors import IntegrityError
 from cluster.stubs.session_pb2 import HandedOff
 from router.flows import Flows
 from router.follow import Attempt, Follow, Phase
-from router.lives import Lives
 from router.placement import Demand, Placement
 from router.prefix_index import PrefixIndex
 from router.queue import AdmissionQueue, LineBounds
@@ -23,7 +22,6 @@ class Books:
         self.queue = AdmissionQueue(line)
         self.records = Records(records)
         self.flows = Flows(records)
-        self.lives = Lives()
         self.workers = Workers(suspect_s, index)
         self.requests: dict[str, Follow] = {}
         self.attempts: dict[str, Follow] = {}

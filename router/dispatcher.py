@@ -188,6 +188,7 @@ class DispatcherCore:
         if since is not None and not self._workers.ready("decode", now):
             self._books.queue.stood_still(now - since, now)
         self._workers.index.sweep()
+        self._workers.forget_the_gone(now)
         for worker in self._workers.silent(now):
             self._endings.counters["workers_silent"] += 1
             self._reconnect(worker, now)
@@ -237,7 +238,7 @@ class DispatcherCore:
         taken = worker.on_watch(event, now)
         if taken and worker.facts.name:
             leaving = worker.status is not None and worker.status.draining
-            self._books.lives.heard(worker.name, worker.role, worker.epoch, now, leaving=leaving)
+            self._workers.lives.heard(worker.name, worker.role, worker.epoch, now, leaving=leaving)
         if not taken:
             self._endings.counters["watch_gaps"] += 1
             worker.watch_closed()
@@ -293,7 +294,6 @@ class DispatcherCore:
 
     def _introduced(self, worker: WorkerView, before: int, now: float) -> None:
         """A watch Hello came: the same worker again, or a new peer on a known address."""
-        self._workers.lives.heard(worker.name, worker.epoch)
         if worker.epoch != before:
             self._endings.lose(worker, "worker was restarted", now)
             self._books.forget_prefill(worker)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from cluster.stubs.watch_pb2 import Pair, Status
 
 STATES = ("ready", "draining", "starting", "suspect", "lost", "mismatch", "connecting")
-MOST_LIVES = 4096
 
 
 @dataclass(slots=True)
@@ -36,23 +35,6 @@ class Figures:
     counters: Mapping[str, int] = field(default_factory=dict)
     prefix_index: Mapping[str, int] = field(default_factory=dict)
     workers: tuple[WorkerFigures, ...] = ()
-
-
-class Lives:
-    """How often each worker has come back as another peer, by name, since this router began."""
-
-    def __init__(self) -> None:
-        self._lives: dict[str, tuple[int, int]] = {}  # name -> epoch, restarts; the last heard is last
-
-    def heard(self, name: str, epoch: int) -> None:
-        """A live Hello."""
-        before, restarts = self._lives.pop(name, (epoch, 0))
-        self._lives[name] = (epoch, restarts + (before != epoch))
-        if len(self._lives) > MOST_LIVES:
-            del self._lives[next(iter(self._lives))]
-
-    def restarts(self, name: str) -> int:
-        return self._lives.get(name, (0, 0))[1]
 
 
 def pairs_json(status: Status) -> list[dict[str, object]]:

@@ -81,7 +81,7 @@ def overview(books: Books, now: float) -> Overview:
     return Overview(
         now=now,
         workers=sorted(by_name.values(), key=lambda worker: natural(worker.name)),
-        gone=sorted(books.lives.gone(by_name, now), key=lambda life: natural(life.name)),
+        gone=sorted(books.workers.lives.gone(by_name, now), key=lambda life: natural(life.name)),
         flows=_flows(books, now),
         failovers=list(reversed(books.flows.failovers)),
         requests=books.records.newest(RECENT),
@@ -98,7 +98,7 @@ def natural(name: str) -> tuple[str, int, str]:
 
 
 def _worker(books: Books, view: WorkerView, now: float) -> WorkerNow:
-    life, status, known = books.lives.get(view.name), view.status, view.facts.name != ""
+    life, status, known = books.workers.lives.get(view.name), view.status, view.facts.name != ""
     return WorkerNow(
         name=view.name,
         address=view.address,

@@ -23,8 +23,9 @@ from cluster.core.errors import Unavailable
 from cluster.core.keys import KEY_BYTES, BlockKey
 from cluster.core.protocol import PROTOCOL
 from cluster.stubs.watch_pb2 import Status, WatchEvent, WatchHello
-from router.figures import Lives, pairs_json
+from router.figures import pairs_json
 from router.health import Health
+from router.lives import Lives
 from router.loads import Report, lend, queue_now
 from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pairable
 from router.prefix_index import PrefixIndex
@@ -288,6 +289,10 @@ class Workers:
     def remove(self, worker: WorkerView) -> None:
         worker.forget_cache()
         del self.by_address[worker.address]
+
+    def forget_the_gone(self, now: float) -> None:
+        """Of those who are not here any more, only the last are remembered."""
+        self.lives.forget((view.name for view in self.by_address.values()), now)
 
     def ready(self, role: str, now: float) -> list[WorkerView]:
         """Workers of this role that may get new work."""

@@ -5,9 +5,10 @@ from prometheus_client import CollectorRegistry
 
 from cluster.core.handoff_ends import JOB_ENDS, LOCAL_REASONS
 from cluster.stubs.watch_pb2 import Durations, Pair, Status, WatchEvent
-from router.figures import MOST_LIVES, Lives, WorkerFigures
+from router.figures import WorkerFigures
 from router.front.auth import Gate
 from router.front.fleet_metrics import FleetCollector
+from router.lives import LEFT_S, LOST_S, MOST_LIVES, Lives
 from tests.unit.router_core.fakes import FakeWorker
 from tests.unit.router_core.world import World, world
 
@@ -119,10 +120,42 @@ def test_a_worker_that_comes_back_elsewhere_has_one_row_and_has_restarted() -> N
     assert row(made, "p0").status is not None, "that of the life that talks"
 
 
+def test_the_page_and_the_metric_count_the_same_restarts_while_an_earlier_life_still_talks() -> None:
+    made = world()
+    made.workers["p0:2"] = FakeWorker("p0", "prefill", epoch=77)
+    made.apply(made.core.set_members(["p0:1", "p0:2", "d0:1"], made.now))
+    for _ in range(5):
+        made.advance()
+    made.close_watch("p0:1")  # and it says hello again
+    made.advance()
+    (shown,) = (each for each in made.core.overview(made.now).workers if each.name == "p0")
+    assert (row(made, "p0").restarts, shown.lives) == (1, 2)
+    (told,) = {each["restarts"] for each in made.core._workers.describe(made.now) if each["worker"] == "p0"}
+    assert told == 1
+
+
+@pytest.mark.parametrize("remembered_s", [LEFT_S, LOST_S])
+def test_who_is_gone_is_forgotten_though_nobody_looks(remembered_s: float) -> None:
+    made = world(prefill=3)
+    if remembered_s == LEFT_S:
+        say(made, "p1", Status(ready=True, draining=True))
+    made.die("p1:1")
+    made.die("p2:1")
+    left, lives = made.now, made.core._workers.lives
+    made.apply(made.core.set_members(["p0:1", "p2:1", "d0:1"], made.now))
+    made.now = left + remembered_s
+    made.apply(made.core.tick(made.now))
+    assert lives.get("p1") is not None
+    made.now += 1.0
+    made.apply(made.core.tick(made.now))
+    assert lives.get("p1") is None
+    assert lives.get("p2") is not None, "it is a member and may come back"
+
+
 def test_lives_are_remembered_of_a_bounded_few() -> None:
     lives = Lives()
     for number in range(1, MOST_LIVES + 10):
-        lives.heard(f"worker-{number}", 1)
-        lives.heard("worker-0", number)
+        lives.heard(f"worker-{number}", "decode", 1, 0.0, leaving=False)
+        lives.heard("worker-0", "decode", number, 0.0, leaving=False)
     assert lives.restarts("worker-0") == MOST_LIVES + 8
     assert (lives.restarts("worker-1"), len(lives._lives)) == (0, MOST_LIVES)
