@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import orjson
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 
 from cluster.cli.keys import digest_of, new_key
 from tests.integration.browser import WITHIN_MS, Tab, browser, chromium, tab
@@ -79,6 +79,31 @@ async def test_it_asks_for_an_operators_key_and_keeps_it_in_the_tab_alone(runnin
         assert await page.evaluate("() => sessionStorage.length") == 0
         assert await one.stopped() == []
         assert all("40" in error for error in one.errors), one.errors  # the 401s and 403s, told by Chromium itself
+
+
+async def test_an_answer_that_comes_after_its_key_was_forgotten_is_not_shown(running: Stack) -> None:
+    async with browser() as chrome, tab(chrome, f"{running.admin_url}/dashboard") as one:
+        page = await opened(one)
+        asked, may_answer = asyncio.Event(), asyncio.Event()
+
+        async def hold(route: Route) -> None:
+            answer = await route.fetch()
+            asked.set()
+            await may_answer.wait()
+            await route.fulfill(response=answer)
+
+        await page.route("**/dashboard/data", hold)
+        await asked.wait()
+        await page.get_by_role("button", name="Forget key").click()
+        async with page.expect_response("**/dashboard/data") as heard:
+            may_answer.set()
+        assert (await (await heard.value).json())["pools"]
+        await page.evaluate("() => fetch('/dashboard/app.js').then((script) => script.text())")
+        await page.set_viewport_size({"width": 700, "height": 700})
+        await page.evaluate("() => new Promise(requestAnimationFrame)")
+        await expect(page.locator("main")).to_be_hidden()
+        await expect(page.get_by_label("Key")).to_be_visible()
+        await one.assert_clean()
 
 
 async def test_a_request_shows_its_kv_and_a_waterfall_that_adds_up_to_what_its_client_measured(running: Stack) -> None:

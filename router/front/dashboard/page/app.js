@@ -9,7 +9,7 @@ import { failovers, legend, requests } from "/dashboard/requests.js";
 
 const EVERY_MS = 1000;
 const PATIENCE_MS = 4000;
-const state = { paused: false, locked: false, last: null, heardAt: 0, timer: 0 };
+const state = { paused: false, locked: false, key: 0, last: null, heardAt: 0, timer: 0 };
 
 async function look() {
   clearTimeout(state.timer);
@@ -22,6 +22,7 @@ async function look() {
 }
 
 async function ask() {
+  const key = state.key; // counts: an answer to a key that was forgotten meanwhile is nobody's
   try {
     const answer = await fetch("/dashboard/data", {
       headers: headers(),
@@ -29,8 +30,10 @@ async function ask() {
       credentials: "omit",
       signal: AbortSignal.timeout(PATIENCE_MS),
     });
+    const data = answer.ok ? await answer.json() : null;
+    if (key !== state.key) return;
     if (answer.status === 401 || answer.status === 403) lock(answer.status);
-    else if (answer.ok) show(await answer.json());
+    else if (data !== null) show(data);
   } catch {
     // Nobody answered: how old the picture is says so.
   }
@@ -85,6 +88,8 @@ function freshness() {
 
 function lock(status) {
   state.locked = true;
+  state.key += 1;
+  state.last = null; // nothing to show again when the window changes
   const refused = known();
   forget();
   byId("main").hidden = true;
@@ -107,7 +112,6 @@ byId("key-form").addEventListener("submit", (event) => {
 
 byId("sign-out").addEventListener("click", () => {
   forget();
-  state.last = null;
   lock(401);
 });
 
