@@ -15,7 +15,7 @@ from cluster.core.config import ClusterConfig
 from cluster.core.errors import Unavailable
 from cluster.pipe import MODULES, Drain, Ready, Wish, role_of
 from cluster.ray_environment import program_environment
-from cluster.reconcile import Start, reconcile
+from cluster.reconcile import Start, Stop, reconcile
 from cluster.run_dir import RunDir
 from cluster.supervisor import ProgramSpec, ProgramStatus, Supervisor
 
@@ -31,6 +31,8 @@ class LocalCluster:
         self._changed = threading.Condition()
         self._status: dict[str, ProgramStatus] = {}
         self._supervisors: dict[str, Supervisor] = {}
+        self._programs = threading.RLock()  # held while programs come and go: wishes have threads of their own
+        self._ended = False
 
     def __enter__(self) -> Self:
         for role, count in (
@@ -45,7 +47,9 @@ class LocalCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop(list(self._supervisors))
+        with self._programs:
+            self._ended = True
+            self.stop(list(self._supervisors))
 
     def start(self, name: str, module: str | None = None) -> None:
         """Start one program, for example `decode-1`. `module`: another entry point that plays this role."""
@@ -58,17 +62,19 @@ class LocalCluster:
             program_environment(),
             self._run_dir.log_file(name),
         )
-        supervisor = self._supervisors[name] = Supervisor(spec, self._report, fulfil=self._fulfil)
-        supervisor.start()
+        with self._programs:
+            supervisor = self._supervisors[name] = Supervisor(spec, self._report, fulfil=self._fulfil)
+            supervisor.start()
 
     def stop(self, names: Iterable[str]) -> None:
         """Stop programs in order, all at the same time; returns when nothing of them is left."""
         patience_s = self.config.timing.supervisor_stop_s
-        stopping = [threading.Thread(target=self._supervisors.pop(name).stop, args=(patience_s,)) for name in names]
-        for thread in stopping:
-            thread.start()
-        for thread in stopping:
-            thread.join()
+        with self._programs:
+            stopping = [threading.Thread(target=self._supervisors.pop(name).stop, args=(patience_s,)) for name in names]
+            for thread in stopping:
+                thread.start()
+            for thread in stopping:
+                thread.join()
 
     def status(self, name: str) -> ProgramStatus | None:
         """What the program's supervisor last said."""
@@ -125,12 +131,15 @@ class LocalCluster:
                 return f"{wish.program!r} does not run here: it is one of {', '.join(sorted(self._supervisors))}"
             supervisor.drain()
             return None
-        ready = {name: supervisor.status().ready is not None for name, supervisor in list(self._supervisors.items())}
-        for action in reconcile({wish.role: wish.count}, ready):
-            if isinstance(action, Start):
-                self.start(action.name)
-            else:
-                self.stop([action.name])
+        with self._programs:  # the next wish is compared with what this one leaves
+            if self._ended:
+                return "the cluster is stopping"
+            ready = {name: supervisor.status().ready is not None for name, supervisor in self._supervisors.items()}
+            actions = reconcile({wish.role: wish.count}, ready)
+            self.stop([action.name for action in actions if isinstance(action, Stop)])
+            for action in actions:
+                if isinstance(action, Start):
+                    self.start(action.name)
         return None
 
     def _all_ready(self) -> bool:

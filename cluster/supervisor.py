@@ -87,7 +87,8 @@ class ProgramStatus:
 
 Report = Callable[[ProgramStatus], None]
 Fulfil = Callable[[Wish], str | None]
-"""Does what a router wishes, however long it takes; returns None, or why it could not be done."""
+"""Does what a router wishes, however long it takes; returns None, or why it could not be done. Whatever it raises is
+logged, and the router hears that it went wrong."""
 
 
 class Supervisor:
@@ -242,12 +243,15 @@ class Supervisor:
             threading.Thread(target=self._do, args=(self._fulfil, process, ask), name="wish", daemon=True).start()
 
     def _do(self, fulfil: Fulfil, process: "subprocess.Popen[bytes]", ask: Ask) -> None:
+        problem: str | None = "it went wrong here; the supervisor's log says how"
         try:
             problem = fulfil(ask.wish)
+        except Exception:  # the guard of this thread: who asked waits for an answer, whatever happens
+            _log.exception("%s asked for %s", self._spec.name, ask.wish)
         finally:
             with self._lock:
                 self._wishes -= 1
-        self._answer(process, Answer(ask.number, problem))
+            self._answer(process, Answer(ask.number, problem))
 
     def _answer(self, process: "subprocess.Popen[bytes]", answer: Answer) -> None:
         """To the life that asked; its successors know nothing of it."""

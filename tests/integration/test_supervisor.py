@@ -4,7 +4,9 @@ import os
 import queue
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -12,15 +14,19 @@ import psutil
 import pytest
 
 from cluster.config import dump_config, environment, load_config
+from cluster.core.config import ClusterConfig
+from cluster.local import LocalCluster
 from cluster.pipe import Drain, Member, Role, Scale, Wish, role_of
 from cluster.secret import create_secret
-from cluster.supervisor import ProgramSpec, ProgramStatus, Supervisor, backoff_s
+from cluster.supervisor import MAX_WISHES, ProgramSpec, ProgramStatus, Supervisor, backoff_s
 from tests.fake_program import PATIENCE_S, Hearing
 
 PEER = Member(name="prefill-0", role="prefill", address="p:1", epoch=2**64 - 1)
 
 
 def _fulfil(wish: Wish) -> str | None:
+    if wish == Drain("prefill-0"):
+        raise RuntimeError("nobody thought of this")
     return None if isinstance(wish, Drain) else f"no: {wish}"
 
 
@@ -165,3 +171,38 @@ def test_a_router_s_wishes_are_fulfilled_one_by_one_and_nobody_else_has_any(watc
     assert before.pid is not None
     os.kill(before.pid, signal.SIGUSR1)
     assert other.until(lambda status: status.state == "waiting").last_exit == -signal.SIGKILL
+
+
+def test_a_wish_that_goes_wrong_in_a_way_nobody_thought_of_is_answered_and_leaves_room(
+    watch: Watch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched = watch("router-0")
+    status = watched.ready()
+    assert status.pid is not None
+    (tmp_path / "wish").write_bytes(msgspec.json.encode(Drain("prefill-0")))
+    for _ in range(MAX_WISHES + 1):
+        os.kill(status.pid, signal.SIGUSR1)
+        watched.hearing.until_line("answer: it went wrong here; the supervisor's log says how\n")
+    assert "nobody thought of this" in caplog.text
+
+
+def test_two_wishes_for_a_smaller_pool_stop_each_program_once(tmp_path: Path) -> None:
+    cluster = LocalCluster(ClusterConfig(), tmp_path / "cluster")
+    together, names = threading.Barrier(2), [f"decode-{number}" for number in range(3)]
+
+    def ask() -> str | None:
+        together.wait(PATIENCE_S)
+        return cluster._fulfil(Scale("decode", 1))
+
+    try:
+        for name in names:
+            cluster.start(name, module="tests.fake_program")
+        cluster.wait_ready(PATIENCE_S)
+        with ThreadPoolExecutor(2) as threads:
+            answers = [asked.result() for asked in [threads.submit(ask) for _ in range(2)]]
+        assert answers == [None, None]
+        assert cluster.names == ["decode-0"]
+        assert [(status := cluster.status(name)) and status.state for name in names] == ["ready", "stopped", "stopped"]
+    finally:
+        with cluster._programs:
+            cluster.stop(cluster.names)
