@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeVar, cast
 
 from cluster.core.errors import ModelError
+from engine.layout import KVLayout
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 _Number = TypeVar("_Number", int, float)
@@ -84,6 +85,10 @@ class ModelConfig:
     tied_embeddings: bool
     max_context: int
     eos_ids: tuple[int, ...]
+
+    def kv_layout(self, block_size: int, dtype: str) -> KVLayout:
+        """Its KV in blocks of `block_size` positions. Raises ConfigError for an impossible layout."""
+        return KVLayout(self.layers, self.attention.kv_heads, self.attention.head_dim, block_size, dtype)
 
 
 def load_config(folder: Path) -> ModelConfig:

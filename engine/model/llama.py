@@ -57,8 +57,7 @@ class LlamaModel:
         make_operators: MakeOperators = TorchOperators,
     ) -> None:
         """Copies what it needs out of `weights`. Raises ModelError, or ConfigError for an impossible layout."""
-        attention = config.attention
-        self.layout = KVLayout(config.layers, attention.kv_heads, attention.head_dim, block_size, weights.dtype_name)
+        self.layout = config.kv_layout(block_size, weights.dtype_name)
         self.vocab_size = config.vocab_size
         self.max_context = config.max_context
         self.eos_ids = config.eos_ids

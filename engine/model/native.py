@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 
 from cluster.core.errors import ModelError
-from engine.layout import KVLayout
 from engine.model.attention import PagedKV, check_rows
 from engine.model.base import ForwardRow, OnLogits, check_tokens, ignore_logits, scored_pieces
 from engine.model.config import ModelConfig
@@ -173,7 +172,7 @@ class NativeModel:
         ) is not None or code is None:
             raise ModelError(f"no native code for this model: {reason}")
         attention = config.attention
-        self.layout = KVLayout(config.layers, attention.kv_heads, attention.head_dim, block_size, weights.dtype_name)
+        self.layout = config.kv_layout(block_size, weights.dtype_name)
         self.vocab_size = config.vocab_size
         self.max_context = config.max_context
         self.eos_ids = config.eos_ids
