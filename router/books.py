@@ -7,6 +7,7 @@ from cluster.core.errors import IntegrityError
 from cluster.stubs.session_pb2 import HandedOff
 from router.flows import Flows
 from router.follow import Attempt, Follow, Phase
+from router.lanes import Entry
 from router.placement import Demand, Placement
 from router.prefix_index import PrefixIndex
 from router.queue import AdmissionQueue, LineBounds
@@ -18,13 +19,16 @@ from router.workers import Booking, Workers, WorkerView
 class Books:
     """Requests by id, running attempts by id, the waiting line, and the workers with their bookings."""
 
-    def __init__(self, line: LineBounds, suspect_s: float, index: PrefixIndex, records: int) -> None:
+    def __init__(
+        self, line: LineBounds, suspect_s: float, index: PrefixIndex, records: int, failovers_at_once: int
+    ) -> None:
         self.queue = AdmissionQueue(line)
         self.records = Records(records)
         self.flows = Flows(records)
         self.workers = Workers(suspect_s, index)
         self.requests: dict[str, Follow] = {}
         self.attempts: dict[str, Follow] = {}
+        self._failovers_at_once = failovers_at_once
 
     def admit(self, request: Request, trace: Trace, now: float) -> Follow:
         """A new request, waiting. Raises Overloaded when the line is full."""
@@ -114,6 +118,14 @@ class Books:
             attempt = self.attempts[attempt_id].attempt
             if attempt is not None and attempt.booked_prefill == worker.address:
                 self._end_prefill(attempt)
+
+    def to_try(self) -> list[Entry]:
+        """Who may be placed now, in order. A wave of those that return does not hold up all that is new."""
+        if not self.queue.returning:
+            return self.queue.scan()
+        came_back = (f.attempt for f in self.attempts.values() if f.entry.returning)
+        catching_up = sum(1 for attempt in came_back if attempt is not None and attempt.record.first_token_ms is None)
+        return self.queue.scan(max(0, self._failovers_at_once - catching_up))
 
     def forced_local(self) -> int:
         """Attempts that decode workers prefill only because no prefill worker would."""

@@ -73,7 +73,7 @@ class DispatcherCore:
             settings.queue_limit, settings.queue_tokens, settings.slo_ttft_s, {} if weights is None else weights
         )
         index = PrefixIndex(settings.prefix_index_entries)
-        self._books = Books(line, timing.suspect_s, index, settings.debug_requests)
+        self._books = Books(line, timing.suspect_s, index, settings.debug_requests, settings.failovers_at_once)
         self._workers = self._books.workers
         self._endings = Endings(self._books, settings.max_attempts, rng)
         self._hearing = Hearing(self._books, self._endings)
@@ -139,7 +139,7 @@ class DispatcherCore:
         alone = len(queue) == 0
         with self._counting_refusals():
             follow = self._books.admit(request, trace or Trace(), now)
-        if follow.entry not in queue.scan():
+        if follow.entry not in self._books.to_try():
             return []  # nothing has changed for those before it
         effects = self._pump(now)
         if alone and (error := queue.hopeless(request, now)) is not None:
@@ -347,7 +347,7 @@ class DispatcherCore:
         waiting = len(self._books.queue)
         reserved: set[str] = set()
         loads: Snapshot | None = None
-        for entry in self._books.queue.scan():
+        for entry in self._books.to_try():
             if now < entry.not_before:
                 continue
             loads = loads or self._workers.loads(now)

@@ -100,13 +100,14 @@ class Hearing:
         self._books.computed(attempt)
 
     def _on_run(self, worker: WorkerView, run: pb.TokenRun, now: float) -> bool:
-        """New tokens of one sample. Returns whether the attempt is over."""
+        """New tokens of one sample. Returns whether others may go on: it is over, or a failover has caught up."""
         found = self._find(worker, run.attempt)
         if found is None:
             return False
         follow, attempt = found
         self._accepted(worker, follow, attempt, now)
         self._books.computed(attempt)  # a first token came
+        catching_up = follow.entry.returning and attempt.record.first_token_ms is None
         try:
             event = follow.take(run, now)
         except ProtocolBreach as breach:
@@ -118,7 +119,7 @@ class Hearing:
         if follow.complete:
             self._endings.finish(follow, None, now)
             return True
-        return False
+        return catching_up and attempt.record.first_token_ms is not None
 
     def _on_scored(self, worker: WorkerView, message: PromptLogprobs, now: float) -> bool:
         """Log-probabilities of the prompt's tokens. Returns whether the attempt is over."""

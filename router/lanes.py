@@ -180,9 +180,12 @@ class Lanes:
             self._counters.charge(entry.tenant, more)
             self._lanes[entry.tenant].counters.charge(entry.length, more)
 
-    def in_order(self) -> Iterator[Entry]:
-        """Everything that waits, in the order in which it would be served if there were room for each in turn."""
-        yield from self.returning
+    def in_order(self, returning: int | None = None) -> Iterator[Entry]:
+        """Everything that waits, in the order in which it would be served if there were room for each in turn.
+
+        Of those that return only the first `returning`, if so many are wanted.
+        """
+        yield from self.returning[:returning]
         heap: list[tuple[float, int, str, Entry, Iterator[Entry]]] = []
         for tenant in self._waiting():
             entries = self._lanes[tenant].in_order()

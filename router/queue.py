@@ -5,7 +5,8 @@
    that could not leave the line before its deadline, or have its first token within `slo_ttft_s`, is told so at once.
 2. *Order.* Returning requests (pre-empted, failed over) before new ones; then tenants by their shares, priorities and
    lengths (lanes.py). A request refused by a worker gets its old place again.
-3. *Scan.* Only the first entries are tried per round, so a long line costs no more than a short one.
+3. *Scan.* Only the first entries are tried per round, so a long line costs no more than a short one. Where as many as
+   may are computing again what a dead worker knew, others that return wait, and new requests are tried meanwhile.
 4. *Overtaking.* An entry for which there is no room may be overtaken for OVERTAKE_S; then it is `overdue`, and the
    dispatcher keeps the worker nearest to having room free for it, for HOLD_S at a time: it neither starves nor blocks.
 5. *Leave.* `take` (placed) or `drop` (ended) frees the entry. The gauge is the length of the line, never a counter.
@@ -128,9 +129,14 @@ class AdmissionQueue:
         entry.not_before = not_before
         self._lanes.put_back(entry, now)
 
-    def scan(self) -> list[Entry]:
-        """The entries to try now, in order."""
-        return list(islice(self._lanes.in_order(), SCAN))
+    def scan(self, returning: int = SCAN) -> list[Entry]:
+        """The entries to try now, in order: of those that return no more than so many, then new ones."""
+        return list(islice(self._lanes.in_order(returning), SCAN))
+
+    @property
+    def returning(self) -> int:
+        """How many of those that wait return."""
+        return len(self._lanes.returning)
 
     def take(self, request_id: str, now: float) -> None:
         """The request has been placed: its tenant is charged for it."""

@@ -113,6 +113,10 @@ class RouterSettings(Settings):
         262_144, description="of one request: (prompt tokens) x (1 + the likely ones named for each) x n"
     )
     max_stop_strings: Positive = Field(16, description="stop strings of one request")
+    failovers_at_once: Positive = Field(
+        32,
+        description="requests that lost their worker or place and are computed again at a time, before new ones",
+    )
     max_attempts: Positive = Field(4, description="so many tries that workers fail, and the request fails")
     tool_format: Literal["hermes", "llama3_json"] | None = Field(
         None, description="how the model writes tool calls; by default its chat template shows it"

@@ -133,6 +133,13 @@ MUTANTS = (
         f"{FAILURES}::test_a_prefill_worker_that_restarts_or_leaves_frees_its_bookings",
     ),
     Mutant(
+        "let a wave of failovers hold up all that is new",
+        "router/books.py",
+        "return self.queue.scan(max(0, self._failovers_at_once - catching_up))",
+        "return self.queue.scan()",
+        f"{FAILURES}::test_a_wave_of_failovers_goes_first_but_not_all_at_once",
+    ),
+    Mutant(
         "let returning work wait behind new work",
         "router/queue.py",
         "entry.returning = returning",

@@ -307,3 +307,23 @@ def test_outcomes_add_up() -> None:
     assert sum(v for k, v in counters.items() if k.startswith("outcome_")) == 100
     assert counters["outcome_cancelled"] == sum(c.cancelled for c in made.clients.values())
     assert made.idle()
+
+
+def test_a_wave_of_failovers_goes_first_but_not_all_at_once() -> None:
+    made = world(decode=2, failovers_at_once=2)
+    clients = [made.ask(request(name, prompt=(1,) * 6, max_tokens=12)) for name in "abcdef"]
+    made.advance()
+    dead, other = (made.workers[address] for address in ("d0:1", "d1:1"))
+    lost = [s.attempt.split(".")[0] for s in submits(dead)]
+    assert len(lost) > 2, "too few to make a wave"
+    before = len(submits(other))
+    made.die("d0:1")
+    made.connect()
+    clients.append(made.ask(request("new", prompt=(2,) * 6, max_tokens=12)))
+    assert [s.attempt for s in submits(other)[before:]] == [f"{lost[0]}.2", f"{lost[1]}.2", "new.1"]
+    other.step()  # both go on
+    made.deliver()
+    assert [s.attempt for s in submits(other)[before + 3 :]] == [f"{name}.2" for name in lost[2:4]]
+    made.run()
+    assert all(client.outcomes == [None] and client.ids == [expected(client.request, 0)] for client in clients)
+    assert not any(made.core.gauges().values())
