@@ -1,5 +1,6 @@
 """What a seed decides before anything runs: sizes, paces, how rough the wire is, and what may go wrong how often."""
 
+import copy
 import random
 from dataclasses import dataclass, field
 
@@ -73,6 +74,7 @@ class Scenario:
 
 def draw_scenario(rng: random.Random, *, faults: bool = True) -> Scenario:
     """The world of one seed. Half of the worlds know few kinds of fault, so that each kind is also met alone."""
+    later = random.Random(copy.copy(rng).getrandbits(64))  # for draws that came later: older worlds stay as they were
     rough = faults and rng.random() < 0.6
     kinds = [kind for kind in FAULTS if rng.random() < rng.choice((0.2, 1.0))] if faults else []
     often = faults and rng.random() < 0.1
@@ -95,7 +97,7 @@ def draw_scenario(rng: random.Random, *, faults: bool = True) -> Scenario:
         span_s=rng.choice((1.0, 5.0, 12.0)),
         fault_every=(5.0 if often else rng.choice((20.0, 60.0, 200.0))) if kinds else 0.0,
         faults=tuple(kinds),
-        config=_config(rng, verify),
+        config=_config(rng, verify, failovers_at_once=later.choice((1, 2, 32))),
         rules=rng.choice((0.0, 0.3, 0.3, 0.8)),
         batches=rng.choice((0.0, 0.1)),
         shares=shares,
@@ -122,7 +124,7 @@ def _shares(rng: random.Random) -> tuple[Share, ...]:
     )
 
 
-def _config(rng: random.Random, verify: str) -> ClusterConfig:
+def _config(rng: random.Random, verify: str, *, failovers_at_once: int) -> ClusterConfig:
     """Pools of a few blocks, slots of a few blocks, short lines: everything that is scarce is scarce."""
     chunk = rng.choice((8, 16, 32))
     return ClusterConfig.model_validate(
@@ -142,6 +144,7 @@ def _config(rng: random.Random, verify: str) -> ClusterConfig:
             },
             "router": {
                 "queue_limit": rng.choice((8, 64)),
+                "failovers_at_once": failovers_at_once,
                 "max_attempts": 16,  # here a request may meet more deaths than one that kills workers ever should
                 "local_max_tokens": rng.choice((0, 4, 12)),
                 "prefix_index_entries": rng.choice((64, 4096)),  # all there are, or too few for them

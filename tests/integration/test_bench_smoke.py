@@ -18,6 +18,7 @@ MIXED = Workload(
 PLAN = Plan(Profile("smoke", (1,), 1, (CLOSED, MIXED), 0), "tracer", ["router.policy=least_loaded"], overhead=False)
 
 
+@pytest.mark.verify
 async def test_both_set_ups_serve_the_same_requests(tmp_path: Path) -> None:
     outcome = await Bench(PLAN, SystemClock()).run()
     figures = {(run.workload, run.setup): run.figures for run in outcome.runs}

@@ -98,6 +98,7 @@ def run(text: str, folder: Path, **more: object) -> str:
     return done.stderr
 
 
+@pytest.mark.verify
 @needs_curl
 def test_the_quick_start(tmp_path: Path) -> None:
     shown = run(first_cluster(script(ROOT / "README.md")), tmp_path)

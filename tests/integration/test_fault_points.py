@@ -5,6 +5,8 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from cluster.core.config import ClusterConfig
 from tests.integration.asks import End, GrpcClient, ask_http, random_ask
 from tests.integration.stack import Stack, config, stack
@@ -63,6 +65,7 @@ async def check(running: Stack) -> None:
     assert "did not run" in running.cluster.log("decode-1"), "step.freeze"
 
 
+@pytest.mark.verify
 def test_everything_goes_wrong_at_once_and_no_token_is(tmp_path: Path) -> None:
     settings = ClusterConfig.model_validate({**config().model_dump(), "faults": FAULTS})
     with stack(settings, tmp_path) as running:

@@ -93,8 +93,8 @@ MUTANTS = (
     Mutant(
         "count a client's error against the worker",
         "router/hearing.py",
-        "if message.blame in (Blame.BLAME_REQUEST, Blame.BLAME_DEADLINE):",
-        "if message.blame == Blame.BLAME_DEADLINE:",
+        'how = {Blame.BLAME_REQUEST: "invalid", Blame.BLAME_DEADLINE: "deadline"}.get(message.blame, "failed")',
+        'how = {Blame.BLAME_DEADLINE: "deadline"}.get(message.blame, "failed")',
         f"{FAILURES}::test_clients_errors_never_count_against_a_worker",
     ),
     Mutant(
@@ -114,8 +114,8 @@ MUTANTS = (
     Mutant(
         "count a client's deadline against the worker that notices it",
         "router/hearing.py",
-        "if message.blame in (Blame.BLAME_REQUEST, Blame.BLAME_DEADLINE):",
-        "if message.blame == Blame.BLAME_REQUEST:",
+        'how = {Blame.BLAME_REQUEST: "invalid", Blame.BLAME_DEADLINE: "deadline"}.get(message.blame, "failed")',
+        'how = {Blame.BLAME_REQUEST: "invalid"}.get(message.blame, "failed")',
         f"{FAULT}::test_a_deadline_that_passes_on_decode_first_costs_its_worker_nothing",
     ),
     Mutant(

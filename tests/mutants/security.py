@@ -109,8 +109,8 @@ MUTANTS = (
     Mutant(
         "let new tenants wait for a restart",
         "router/tenant_sources.py",
-        "                take()",
-        "                pass",
+        "take()",
+        "pass",
         f"{SOURCES}::test_keys_come_and_go_and_those_of_the_configuration_stay",
     ),
     Mutant(
@@ -137,8 +137,8 @@ MUTANTS = (
     Mutant(
         "let an entry in Redis have the key of a configured tenant",
         "router/tenant_sources.py",
-        "if name in own or not taken.isdisjoint(tenant.keys):",
-        "if name in own:",
+        "elif name in own or not taken.isdisjoint(tenant.keys):",
+        "elif name in own:",
         f"{STORE}::test_an_entry_that_cannot_be_used_is_left_out_and_says_nothing_secret",
     ),
     Mutant(

@@ -169,8 +169,8 @@ MUTANTS = (
     Mutant(
         "keep a rotten block in the prefix index",
         "prefill_worker/recheck.py",
-        "doubted += books.withdraw(ref.block)",
-        "pass",
+        "after = books.withdraw(ref.block) if private is None else books.withdraw_after(private.key)",
+        "after = [] if private is None else books.withdraw_after(private.key)",
         f"{PREFIX}::test_a_block_that_rotted_leaves_the_holders_prefix_index",
     ),
     Mutant(

@@ -31,7 +31,7 @@ _ENGLISH = (
     Prompt("Write one sentence about rivers."),
     Prompt("Explain to a child why the sky is blue."),
     Prompt("List three uses of a water wheel."),
-    Prompt("Once upon a time there was a miller who lived beside a", chat=False, quick=True),
+    Prompt("Once upon a time there was a miller who lived beside a", chat=False),
     Prompt("Water", chat=False),
     Prompt("The three laws of motion are:\n1.", chat=False),
 )
@@ -50,7 +50,7 @@ _CODE = (
     Prompt("What does `git rebase -i HEAD~3` do?"),
 )
 _EMOJI = (
-    Prompt("\U0001f680\U0001f30a\U0001f6b0 What do these three emoji mean?", quick=True),
+    Prompt("\U0001f680\U0001f30a\U0001f6b0 What do these three emoji mean?"),
     Prompt(
         "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f1eb\U0001f1f7 \U0001f44d\U0001f3fd",
         chat=False,

@@ -59,7 +59,7 @@ def test_a_gpu_that_fails_ends_the_process_and_no_row(tmp_path: Path, monkeypatc
     def fail(_: object) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(TorchOperators, "start", lambda self, rows: fail(rows))
+    monkeypatch.setattr(TorchOperators, "start", lambda self, kv, rows: fail(rows))
     with pytest.raises(IntegrityError, match="cpu failed: CUDA error"):
         run.model.run([run.row(Sequence([1, 2]), 2)])
 
