@@ -50,7 +50,7 @@ async def client(door: Door, seed: int, stop: asyncio.Event, outcomes: list[Outc
 def resize(cluster: Cluster) -> None:
     """Up, one program renewed, and down again."""
     for arguments, decode in (
-        (["scale", "prefill=2", "decode=2"], 2),
+        (["scale", "prefill=3", "decode=2"], 2),
         (["drain", "decode-0"], 2),
         (["scale", "prefill=1", "decode=1"], 1),
         (["drain", "prefill-0"], 1),
