@@ -82,7 +82,7 @@ def tile_shape(layout: KVLayout) -> TileShape:
     """
     vector_bytes = triton.next_power_of_2(layout.head_dim) * layout.item_bytes
     positions = max(_SMALLEST_DOT, min(64, (16 << 10) // vector_bytes))
-    return TileShape(queries=64 if layout.item_bytes == 2 else 16, positions=positions)
+    return TileShape(queries=16 if layout.item_bytes > 2 else positions, positions=positions)
 
 
 @triton.jit
