@@ -57,7 +57,7 @@ def test_no_two_objects_are_one() -> None:
         ("RayCluster", ("spec", "headGroupSpec", "template", "spec", "containers", 0, "comand"), ["ray"]),
         ("RayCluster", ("spec", "workerGroupSpecs", 0, "minReplicas"), "one"),
         ("NetworkPolicy", ("spec", "podSelektor"), {}),
-        ("PodDisruptionBudget", ("spec", "maxUnavailable"), {}),
+        ("PodDisruptionBudget", ("spec", "minAvailable"), {}),
         ("HTTPRoute", ("spec", "rules", 0, "backendRefs", 0, "port"), "http"),
     ],
 )
@@ -224,12 +224,22 @@ def test_planes_are_open_to_those_who_need_them_and_closed_to_others() -> None:
     assert _open(policies, "prefill", "decode") == ray | internal | kv
     assert _open(policies, "decode", "prefill") == ray | kv
     assert _open(policies, "router", "decode") == ray | doors
+    assert _open(policies, "router", "headgroup") == ray | doors | {(8002, 8002)}, "its commands ask routers"
     assert _open(policies, "router", "stranger") == doors, "and not their numbers"
     assert _open(policies, "prefill", "stranger") == _open(policies, "decode", "stranger") == set()
     (deny,) = [each for each in policies if each["metadata"]["name"].endswith("default-deny")]
     assert "ingress" not in deny["spec"]
     labels = variant("minimal").group("prefill")["template"]["metadata"]["labels"]
     assert deny["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_where_clients_are_few_the_head_s_commands_still_reach_every_router() -> None:
+    """`headrace explain`, `usage` and `generate` in the head's pod, which no list of clients has to name."""
+    assert _open(variant("air-gapped").of("NetworkPolicy"), "router", "headgroup") >= {(8000, 8000), (8002, 8002)}
+    shared = objects_in(render({"router": {"sharePorts": True}}))
+    policies = [each for each in shared if each["kind"] == "NetworkPolicy"]
+    assert (20000, 29999) in _open(policies, "router", "headgroup"), "each router's own ports are any of these"
+    assert (20000, 29999) not in _open(policies, "router", "stranger")
 
 
 def test_kv_ports_and_worker_ports_are_those_the_pods_are_told() -> None:

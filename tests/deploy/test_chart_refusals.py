@@ -1,12 +1,29 @@
 """A value that cannot work is refused when Helm renders, with a message that names it: one case for each."""
 
+import json
 from typing import Any
 
 import pytest
 import yaml
 from helm_python.errors import HelmError
 
+from cluster.config import parse_config
+from deploy.helm.schema import FILE, text_of, with_settings
 from tests.deploy.chart import render
+
+THE_CHART_S = (
+    "name",
+    "model",
+    "served_name",
+    "host",
+    "secret_file",
+    "tenants_file",
+    "tenants_redis_url",
+    "tls",
+    "ray",
+    "store",
+    "transport",
+)
 
 REFUSED = {
     "replica: 2": "replica",
@@ -20,7 +37,14 @@ REFUSED = {
     "pools: {prefill: {resources: {limits: {memory: 4GB}}}}": "/pools/prefill/resources/limits/memory",
     "pools: {prefill: {shm: lots}}": "/pools/prefill/shm",
     "pools: {router: {topologySpread: {whenUnsatisfiable: Never}}}": "/pools/router/topologySpread/whenUnsatisfiable",
-    "pools: {router: {podDisruptionBudget: {maxUnavailable: 0}}}": "/pools/router/podDisruptionBudget/maxUnavailable",
+    "pools: {router: {podDisruptionBudget: {minAvailable: 50%}}}": "/pools/router/podDisruptionBudget/minAvailable",
+    "pools: {router: {podDisruptionBudget: {maxUnavailable: 1}}}": "maxUnavailable",
+    "pools: {router: {podDisruptionBudget: {minAvailable: 8}}}": (
+        "pools.router.podDisruptionBudget.minAvailable: 8 of at most 8 pods: none could ever be evicted"
+    ),
+    "{autoscaling: {enabled: false}, pools: {decode: {replicas: 2, podDisruptionBudget: {minAvailable: 2}}}}": (
+        "pools.decode.podDisruptionBudget.minAvailable: 2 of at most 2 pods"
+    ),
     "pools: {decode: {programsPerPod: 0}}": "/pools/decode/programsPerPod",
     "image: {pullPolicy: Sometimes}": "/image/pullPolicy",
     "image: {digest: latest}": "/image/digest",
@@ -74,7 +98,60 @@ REFUSED = {
         "serviceMonitor.keySecret: with tenants"
     ),
     "tenants: {existingSecret: A B}": "/tenants/existingSecret",
+    "redis: null": "missing property 'redis'",
+    "pools: {decode: {shm: null}}": "missing property 'shm'",
+    "startupSeconds: 5": "/startupSeconds",
+    "config: {engin: {dtype: float32}}": "engin",
+    "config: {engine: {dtype: float8}}": "/config/engine/dtype",
+    "config: {tenants: {Big: {}}}": "Big",
+    "ports: {http: 8001}": "ports.http: has ports in common with ports.grpc",
+    "ports: {admin: 8000}": "ports.http: has ports in common with ports.admin",
+    "ports: {http: 80}": "/ports/http",  # the pods' user may not
+    "ports: {grpc: 10001}": "ports.grpc: has ports in common with Ray's own port 10001",
+    "ports: {internal: [10500, 29999]}": "ports.internal: has ports in common with ports.rayWorkers",
+    "ports: {internal: [20000, 20001]}": "ports.internal: 1000 ports at least",
+    "ports: {rayWorkers: [10002, 10003]}": "ports.rayWorkers: 100 ports at least",
+    "transport: {portRange: [6000, 6400]}": "transport.portRange: has ports in common with ports.gcs",
+    "transport: {portRange: [1, 65535]}": "/transport/portRange/0",
+    "transport: {devices: ['eth0,eth1']}": "/transport/devices/0",
+    "service: {httpPort: 8001}": "service.grpcPort: must not be service.httpPort",
+    "routerHost: localhost": "/routerHost",
+    "serviceAccount: {create: false}": "serviceAccount.name: needed with serviceAccount.create false",
+    "nameOverride: Head Race": "/nameOverride",
+    "image: {repository: 'headrace:0.1.0'}": "/image/repository",
+    "image: {tag: 'a b'}": "/image/tag",
+    "model: {mountPath: /tmp/models}": "/model/mountPath",
+    "model: {initContainer: {imag: one}}": "imag",
+    "model: {initContainer: {command: [fetch]}}": "model.initContainer.image: needed",
+    "model: {source: none, initContainer: {image: one}}": "model.initContainer: there is no volume to fill",
+    "redis: {mode: external, external: {address: 'redis://one:6379/3'}}": "/redis/external/address",
+    "ingress: {enabled: true, host: https://llm.example.com}": "/ingress/host",
+    "ingress: {enabled: true, host: a.b, grpc: {enabled: true, host: a.b}}": "ingress.grpc.host: must not be ingress.host",
+    "gateway: {enabled: true, parentRefs: [{name: a}]}": "gateway.httpHostnames, gateway.grpcHostnames: both needed",
+    "gateway: {enabled: true, parentRefs: [{name: a}], httpHostnames: [a.b], grpcHostnames: [a.b, c.b]}": (
+        "gateway.httpHostnames, gateway.grpcHostnames: both needed and apart"
+    ),
+    "serviceMonitor: {rules: true}": "serviceMonitor.rules: needs serviceMonitor.enabled",
+    "{serviceMonitor: {enabled: true}, networkPolicy: {enabled: false}, tls: {public: {existingSecret: a}}}": (
+        "tls.public.serverName: needed with serviceMonitor.enabled"
+    ),
+    "tls: {public: {ownCa: true}}": "tls.public.ownCa: there is no TLS without tls.public.existingSecret",
+    "tls: {public: {clientCaSecret: a}}": "tls.public.clientCaSecret: there is no TLS",
+    "{tls: {public: {existingSecret: a, clientCaSecret: b}}, router: {sharePorts: true}}": (
+        "tls.public.clientCaSecret: not possible with router.sharePorts"
+    ),
+    "networkPolicy: {clients: [{namespaceSelektor: {}}]}": "namespaceSelektor",
+    "networkPolicy: {monitoring: [{}]}": "/networkPolicy/monitoring/0",
+    "pools: {decode: {tolerations: [{operater: Exists}]}}": "operater",
+    "networkPolicy: {egress: {enabled: true, apiServer: {cidr: 10.0.0.1/32}}}": (
+        "networkPolicy.egress.extra: say there how to fetch smollm2-135m"
+    ),
+    "{networkPolicy: {egress: {enabled: true, apiServer: {cidr: 10.0.0.1/32}}}, redis: {mode: external, "
+    "external: {address: 'redis://one:6379', existingSecret: one}}}": "networkPolicy.egress.extra: say there how to reach",
 }
+
+NAMES_REFUSED = ("7b", "a.b")
+"""Helm takes them for releases, Kubernetes not for services."""
 
 
 @pytest.mark.parametrize("values", REFUSED)
@@ -83,5 +160,23 @@ def test_wrong_value_is_named(values: str) -> None:
     with pytest.raises(HelmError) as refused:
         render(given)
     message = str(refused.value)
+    assert "nil pointer" not in message
     assert REFUSED[values] in message
     assert "pa55" not in message  # a password in a URL is not repeated
+
+
+@pytest.mark.parametrize("name", NAMES_REFUSED)
+def test_a_release_whose_objects_could_have_no_name_is_told_what_helps(name: str) -> None:
+    with pytest.raises(HelmError, match="fullnameOverride: needed"):
+        render({}, name=name)
+    assert render({"fullnameOverride": "seven-b"}, name=name)
+
+
+def test_settings_are_refused_by_helm_as_they_would_be_by_a_pod() -> None:
+    """After a change of settings: python -m deploy.helm.schema."""
+    schema = json.loads(FILE.read_text())
+    assert FILE.read_text() == text_of(with_settings(schema))
+    every = parse_config("{}").model_dump(mode="json", exclude=set(THE_CHART_S), exclude_none=True)
+    for section in ("pools", "router", "timing"):
+        every.pop(section)
+    assert render({"config": every})

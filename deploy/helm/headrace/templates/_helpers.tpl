@@ -82,71 +82,11 @@ supervisor's 10 s, and 20 s for the preStop command to start and for endpoints t
 {{- div (add .replicas .programsPerPod -1) .programsPerPod -}}
 {{- end -}}
 
-{{/* What cannot be said in values.schema.json: values that do not go together. */}}
-{{- define "headrace.check" -}}
-{{- range $role, $pool := .Values.pools -}}
-{{- if gt ($pool.minReplicas | int) ($pool.maxReplicas | int) -}}
-{{- fail (printf "pools.%s.minReplicas: %d is more than maxReplicas, which is %d" $role ($pool.minReplicas | int) ($pool.maxReplicas | int)) -}}
-{{- end -}}
-{{- $pods := include "headrace.pods" $pool | int -}}
-{{- if and $.Values.autoscaling.enabled (or (lt $pods ($pool.minReplicas | int)) (gt $pods ($pool.maxReplicas | int))) -}}
-{{- fail (printf "pools.%s.replicas: %d programs do not fit between minReplicas %d and maxReplicas %d" $role ($pool.replicas | int) ($pool.minReplicas | int) ($pool.maxReplicas | int)) -}}
-{{- end -}}
-{{- end -}}
-{{- range $key := list "name" "model" "served_name" "host" "secret_file" "tenants_file" "tenants_redis_url" "tls" "ray" "store" "transport" -}}
-{{- if hasKey $.Values.config $key -}}
-{{- fail (printf "config.%s: the chart sets it from its own values; see values.yaml" $key) -}}
-{{- end -}}
-{{- end -}}
-{{- if and (hasKey .Values.config "timing") (hasKey (.Values.config.timing | default dict) "drain_s") -}}
-{{- fail "config.timing.drain_s: say drainSeconds, from which the pods' grace period follows" -}}
-{{- end -}}
-{{- range $role := list "prefill" "decode" -}}
-{{- if hasKey (dig "pools" $role (dict) $.Values.config) "replicas" -}}
-{{- fail (printf "config.pools.%s.replicas: say pools.%s.replicas" $role $role) -}}
-{{- end -}}
-{{- end -}}
-{{- range $key := list "replicas" "host" "http_port" "grpc_port" "admin_host" "admin_port" "share_ports" -}}
-{{- if hasKey (dig "router" (dict) $.Values.config) $key -}}
-{{- fail (printf "config.router.%s: the chart sets it: pools.router.replicas, routerHost, router.sharePorts, ports" $key) -}}
-{{- end -}}
-{{- end -}}
-{{- if and (gt (.Values.pools.router.programsPerPod | int) 1) (not .Values.router.sharePorts) -}}
-{{- fail "pools.router.programsPerPod: more than one router in a pod needs router.sharePorts" -}}
-{{- end -}}
-{{- if and .Values.serviceMonitor.enabled .Values.router.sharePorts -}}
-{{- fail "serviceMonitor.enabled: not possible with router.sharePorts, where numbers have no port that is known" -}}
-{{- end -}}
-{{- if and .Values.gcsFaultTolerance.enabled (eq .Values.redis.mode "none") -}}
-{{- fail "gcsFaultTolerance.enabled: needs redis.mode bundled or external" -}}
-{{- end -}}
-{{- if and (eq .Values.model.source "pvc") (not .Values.model.pvc.claimName) -}}
-{{- fail "model.pvc.claimName: needed with model.source pvc" -}}
-{{- end -}}
-{{- if eq .Values.redis.mode "external" -}}
-{{- if not .Values.redis.external.address -}}{{- fail "redis.external.address: needed with redis.mode external" -}}{{- end -}}
-{{- if contains "@" .Values.redis.external.address -}}
-{{- fail "redis.external.address: without user and password, which come from existingSecret" -}}
-{{- end -}}
-{{- if not .Values.redis.external.existingSecret -}}{{- fail "redis.external.existingSecret: needed with redis.mode external" -}}{{- end -}}
-{{- end -}}
-{{- if and .Values.serviceMonitor.enabled .Values.networkPolicy.enabled (not .Values.networkPolicy.monitoring) -}}
-{{- fail "networkPolicy.monitoring: say where Prometheus is, or it cannot reach the routers' numbers" -}}
-{{- end -}}
-{{- if and .Values.serviceMonitor.enabled (or .Values.tenants.existingSecret .Values.tenants.redis.existingSecret) (not .Values.serviceMonitor.keySecret.name) -}}
-{{- fail "serviceMonitor.keySecret: with tenants, Prometheus needs an operator's API key" -}}
-{{- end -}}
-{{- if and .Values.ingress.enabled (not .Values.ingress.host) -}}{{- fail "ingress.host: needed with ingress.enabled" -}}{{- end -}}
-{{- if and .Values.ingress.grpc.enabled (not .Values.ingress.grpc.host) -}}{{- fail "ingress.grpc.host: needed with ingress.grpc.enabled" -}}{{- end -}}
-{{- if and .Values.gateway.enabled (not .Values.gateway.parentRefs) -}}{{- fail "gateway.parentRefs: needed with gateway.enabled" -}}{{- end -}}
-{{- if and .Values.networkPolicy.enabled .Values.networkPolicy.egress.enabled .Values.autoscaling.enabled (not .Values.networkPolicy.egress.apiServer.cidr) -}}
-{{- fail "networkPolicy.egress.apiServer.cidr: the autoscaler could not reach the Kubernetes API without it" -}}
-{{- end -}}
-{{- range $key, $range := dict "transport.portRange" .Values.transport.portRange "ports.internal" .Values.ports.internal "ports.rayWorkers" .Values.ports.rayWorkers -}}
-{{- if gt (index $range 0 | int) (index $range 1 | int) -}}
-{{- fail (printf "%s: the first port is above the last" $key) -}}
-{{- end -}}
-{{- end -}}
+{{/* Pods of a pool that evictions leave alone: what was said, else all it always has but one, and one of several: (dict "root" $ "pool" <its values>). */}}
+{{- define "headrace.minAvailable" -}}
+{{- $pods := include "headrace.pods" .pool | int -}}
+{{- $always := ternary (.pool.minReplicas | int) $pods .root.Values.autoscaling.enabled -}}
+{{- .pool.podDisruptionBudget.minAvailable | default (max (min 1 (sub $pods 1)) (sub $always 1) 0) -}}
 {{- end -}}
 
 {{/* cluster.yaml: one file for all pods. What differs between them (their address) comes with --set. */}}
@@ -169,6 +109,7 @@ supervisor's 10 s, and 20 s for the preStop command to start and for endpoints t
 {{- $public := dict "cert_file" "/etc/headrace/tls/public/tls.crt" "key_file" "/etc/headrace/tls/public/tls.key" -}}
 {{- if .ownCa -}}{{- $_ := set $public "ca_file" "/etc/headrace/tls/public/ca.crt" -}}{{- end -}}
 {{- if .serverName -}}{{- $_ := set $public "server_name" .serverName -}}{{- end -}}
+{{- if .clientCaSecret -}}{{- $_ := set $public "client_ca_file" "/etc/headrace/tls/clients/ca.crt" -}}{{- end -}}
 {{- $_ := set $tls "public" $public -}}
 {{- end -}}
 {{- end -}}

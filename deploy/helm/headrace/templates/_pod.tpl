@@ -91,6 +91,7 @@
 {{- $v := .root.Values -}}
 {{- $sides := list -}}
 {{- if and $v.tls.public.existingSecret (has .group (list "head" "router")) -}}{{- $sides = append $sides "public" -}}{{- end -}}
+{{- if and $v.tls.public.clientCaSecret (eq .group "router") -}}{{- $sides = append $sides "clients" -}}{{- end -}}
 {{- if and $v.tls.internal.existingSecret (ne .group "head") -}}{{- $sides = append $sides "internal" -}}{{- end -}}
 {{- toJson $sides -}}
 {{- end -}}
@@ -160,7 +161,14 @@
 {{- range $side := include "headrace.tlsSides" . | fromJsonArray }}
 - name: tls-{{ $side }}
   secret:
+    {{- if eq $side "clients" }}
+    secretName: {{ $v.tls.public.clientCaSecret }}
+    items:
+      - key: ca.crt
+        path: ca.crt
+    {{- else }}
     secretName: {{ (index $v.tls $side).existingSecret }}
+    {{- end }}
     defaultMode: 0440
 {{- end }}
 - name: home
@@ -231,6 +239,11 @@
 {{- toYaml $own -}}
 {{- end -}}
 
+{{/* Every 5 s. A pod fetches its model before Ray starts in it. */}}
+{{- define "headrace.startupTries" -}}
+{{- divf .Values.startupSeconds 5 | ceil -}}
+{{- end -}}
+
 {{/*
 Startup, liveness and readiness. The supervisor starts a program again by itself and within seconds, so a pod is given up
 only when Ray on it, or a router for minutes, does not answer. Ready is a pod whose program takes calls.
@@ -256,7 +269,7 @@ readinessProbe:
 startupProbe:
   httpGet: {path: /live, port: {{ $door }}{{ $scheme }}}
   periodSeconds: 5
-  failureThreshold: 120
+  failureThreshold: {{ include "headrace.startupTries" .root }}
 livenessProbe:
   httpGet: {path: /live, port: {{ $door }}{{ $scheme }}}
   periodSeconds: 10
@@ -271,7 +284,7 @@ readinessProbe:
 startupProbe:
   tcpSocket: {port: raylet}
   periodSeconds: 5
-  failureThreshold: 120
+  failureThreshold: {{ include "headrace.startupTries" .root }}
 livenessProbe:
   tcpSocket: {port: raylet}
   periodSeconds: 10
