@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from cluster.core.access import TenantName, TenantSettings
+from cluster.core.addresses import EVERY_INTERFACE
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import ConfigError
 from cluster.redis_url import parse_redis_url
@@ -32,7 +33,6 @@ _SECRETS = {"keys", "redis_url", "tenants_redis_url"}
 """What somebody may write there by mistake, or has to write there, is not repeated in an error."""
 
 _TENANTS = TypeAdapter(dict[TenantName, TenantSettings])
-_UNROUTABLE = frozenset({"0.0.0.0", "::", "[::]", ""})
 
 
 def load_config(path: Path | None = None, settings: Iterable[str] = ()) -> ClusterConfig:
@@ -225,7 +225,7 @@ def _elsewhere(key: str, model: type[BaseModel] = ClusterConfig, prefix: str = "
 
 def _check_together(config: ClusterConfig, origin: str) -> None:
     """What no single field can know."""
-    if config.host in _UNROUTABLE:
+    if config.host in EVERY_INTERFACE:
         raise ConfigError(
             f"{origin}: host: {config.host!r} is not possible: workers advertise it to their peers, "
             "so it must be one interface's address"

@@ -7,8 +7,9 @@
     call = WatchStub(channel(address, credentials.tls)).Open(request, metadata=proof_metadata(proof))
     await check_answer(call, proof)    # only now is it known who answers
 
-With credentials every call needs a proof (credentials.py) except health checks; reflection needs it too (default deny,
-FAULTS S04). At the router's public door `allows` says what it takes instead, if anything.
+With credentials every call needs a proof (credentials.py) except one health check; health's Watch and reflection need
+it too (default deny, FAULTS S04). At the router's public door `allows` says what it takes instead, if anything. Who opens
+a call and does not send its message is not waited for: streams that strangers hold open would cost memory without end.
 """
 
 from __future__ import annotations  # grpc's type stubs are generic where its classes are not
@@ -17,9 +18,9 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -32,10 +33,11 @@ from cluster.credentials import Credentials, Proof
 from cluster.tls import CertificateFiles, ClientTls, rpc_server_credentials
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-_OPEN_TO_ALL = f"/{health.SERVICE_NAME}/"
+_OPEN_TO_ALL = f"/{health.SERVICE_NAME}/Check"
 _BEARER = "Bearer "
 _PROOF, _ANSWER = "headrace-proof", "headrace-answer"
 _REFUSAL_S = 1.0  # for the rest of a refusal to come
+_CHECK_S = 5.0  # for the message of a health check to come
 _SERVER_STREAMS = 256
 
 _KEEPALIVE = (
@@ -78,6 +80,9 @@ Metadata = tuple[tuple[str, str], ...]
 Allows = Callable[[str | None], bool]
 _Given = grpc.aio.Metadata | Sequence[tuple[str, str | bytes]] | None
 _log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    _Handler = grpc.RpcMethodHandler[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,7 @@ class PublicDoor:
     tls: CertificateFiles | None = None
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_connections: int = 10_000
+    message_s: float = 60.0  # in which a call's message must have come, as a body over HTTP
     shared_port: int | None = None
 
     @property
@@ -158,15 +164,15 @@ def make_server(host: str, port: int, services: Iterable[Service], door: Credent
 
     Raises ConfigError when the address cannot be bound. Must be called inside the running event loop.
     """
-    interceptors: list[_Authenticate] = []
     members = None
+    asks: _Authenticate
     if isinstance(door, Credentials):
-        interceptors.append(members := _Members(door))
+        asks = members = _Members(door)
         options, tls, shared = _TRUSTING, None if door.tls is None else door.tls.files, None
     else:
-        interceptors += [] if door.allows is None else [_Clients(door.allows)]
+        asks = _Clients(door)
         options, tls, shared = door.options, door.tls, door.shared_port
-    server = grpc.aio.server(interceptors=interceptors, options=(*_SERVER_OPTIONS, *options))
+    server = grpc.aio.server(interceptors=[asks], options=(*_SERVER_OPTIONS, *options))
     checks: _Health = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = []
@@ -241,16 +247,20 @@ class _Authenticate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, misc,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
         method, metadata = handler_call_details.method, handler_call_details.invocation_metadata
-        if method.startswith(_OPEN_TO_ALL):
-            return await continuation(handler_call_details)
+        if method == _OPEN_TO_ALL:
+            return _in_time(_CHECK_S, await continuation(handler_call_details))
         if (told := self.let_in(metadata)) is not None:
-            return _beginning_with(told, await continuation(handler_call_details))
+            return self.prepared(told, await continuation(handler_call_details))
         _log.warning("refused a call without %s: %s", self.needs, method[:200])
         # Streaming on both sides fits every kind of call: nothing is read before the answer.
         return grpc.stream_stream_rpc_method_handler(self._deny)
 
     def let_in(self, metadata: _Given) -> Metadata | None:
         """What the answer begins with; None refuses."""
+        raise NotImplementedError
+
+    def prepared(self, told: Metadata, handler: _Handler) -> _Handler:
+        """The handler of a call that was let in."""
         raise NotImplementedError
 
     async def _deny(self, _: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> NoReturn:
@@ -261,11 +271,14 @@ class _Authenticate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, misc,
 class _Clients(_Authenticate):
     needs = "an API key"
 
-    def __init__(self, allows: Allows) -> None:
-        self._allows = allows
+    def __init__(self, door: PublicDoor) -> None:
+        self._allows, self._message_s = door.allows, door.message_s
 
     def let_in(self, metadata: _Given) -> Metadata | None:
-        return () if self._allows(authorization_of(metadata)) else None
+        return () if self._allows is None or self._allows(authorization_of(metadata)) else None
+
+    def prepared(self, told: Metadata, handler: _Handler) -> _Handler:
+        return _in_time(self._message_s, handler)
 
 
 class _Members(_Authenticate):
@@ -279,15 +292,50 @@ class _Members(_Authenticate):
         answer = self._credentials.check(_only(metadata, _PROOF), self.port)
         return None if answer is None else ((_ANSWER, answer),)
 
+    def prepared(self, told: Metadata, handler: _Handler) -> _Handler:
+        return _beginning_with(told, handler)
 
-def _beginning_with(
-    told: Metadata, handler: grpc.RpcMethodHandler[bytes, bytes]
-) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """The same handler, whose answer has `told` as its first metadata, at once."""
-    if not told or handler is None:  # no such method, which the type stubs do not know of
+
+def _named(asks_much: bool, answers_much: bool) -> str:
+    """What a handler calls its function for this kind of call."""
+    return "_".join("stream" if streaming else "unary" for streaming in (asks_much, answers_much))
+
+
+def _in_time(seconds: float, handler: _Handler) -> _Handler:
+    """The same handler, whose one message must come within `seconds`; what is a stream of them stays as it is.
+
+    gRPC would wait for ever before it calls the handler. On the wire one message and a stream of one are the same, so
+    the call is taken for a stream, of which the first is read here.
+    """
+    if handler is None or handler.request_streaming:
         return handler
-    sides = (handler.request_streaming, handler.response_streaming)
-    name = "_".join("stream" if streaming else "unary" for streaming in sides)
+    inner: Callable[[Any, Any], Any] = getattr(handler, _named(False, handler.response_streaming))
+
+    async def behave(messages: AsyncIterator[object], context: grpc.aio.ServicerContext[bytes, object]) -> object:
+        try:
+            async with asyncio.timeout(seconds):
+                given = await anext(messages)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no message came within {seconds:g} s")
+        except StopAsyncIteration:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no message came")
+        answer = inner(given, context)
+        if not inspect.isasyncgen(answer):
+            return await answer
+        async for message in answer:
+            await context.write(message)
+        return None
+
+    name = _named(True, handler.response_streaming)
+    changed: _Handler = handler._replace(request_streaming=True, **{name: behave})  # type: ignore[attr-defined]
+    return changed
+
+
+def _beginning_with(told: Metadata, handler: _Handler) -> _Handler:
+    """The same handler, whose answer has `told` as its first metadata, at once."""
+    if handler is None:  # no such method, which the type stubs do not know of
+        return handler
+    name = _named(handler.request_streaming, handler.response_streaming)
     inner: Callable[[Any, Any], Any] = getattr(handler, name)
 
     async def behave(given: object, context: grpc.aio.ServicerContext[bytes, object]) -> object:
@@ -299,7 +347,7 @@ def _beginning_with(
             await context.write(message)
         return None
 
-    changed: grpc.RpcMethodHandler[bytes, bytes] = handler._replace(**{name: behave})  # type: ignore[attr-defined]
+    changed: _Handler = handler._replace(**{name: behave})  # type: ignore[attr-defined]
     return changed
 
 

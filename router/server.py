@@ -22,6 +22,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from cluster.core.addresses import reached_at
 from cluster.core.clock import Clock, SystemClock
 from cluster.core.config import ClusterConfig
 from cluster.core.ids import new_epoch
@@ -107,7 +108,8 @@ async def serve(context: ProgramContext) -> None:
     )
     try:
         await asyncio.gather(http.listening.wait(), admin.listening.wait())
-        context.report_ready(address=rpc.address, epoch=epoch, http=http.url, admin=admin.url)
+        address, client_url, admin_url = (reached_at(each, config.host) for each in (rpc.address, http.url, admin.url))
+        context.report_ready(address=address, epoch=epoch, http=client_url, admin=admin_url)
         await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
         for task in working:
             if task.done():

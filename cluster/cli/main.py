@@ -35,6 +35,7 @@ from cluster.cli.start import (
 from cluster.config import cache_home_from_environment, load_config, with_tenants_from_environment
 from cluster.controller import ClusterStatus
 from cluster.core.access import PublicTlsSettings
+from cluster.core.addresses import EVERY_INTERFACE
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import ConfigError, HeadraceError
 from cluster.models.store import default_cache, list_models
@@ -297,9 +298,11 @@ def _ask(question: asking.Question, address: str, tls: ClientTls | None) -> None
 
 
 def _router_address(run_dir: RunDir) -> str:
-    """From the configuration where it fixes the port (a Ray client takes seconds to connect), else from the cluster."""
+    """From the configuration where it fixes address and port (a Ray client takes seconds to connect), else from the
+    cluster: one that listens on every interface may be on another machine."""
     config = run_dir.config()
-    if config.router.grpc_port and (config.router.replicas == 1 or config.router.share_ports):
+    known = config.router.host not in EVERY_INTERFACE
+    if known and config.router.grpc_port and (config.router.replicas == 1 or config.router.share_ports):
         return f"{config.router.host}:{config.router.grpc_port}"
     if not (ready := routers(_status(run_dir))):
         raise HeadraceError("no router is ready; see `headrace status`")
@@ -317,7 +320,8 @@ def _reach(
 def _router_urls(run_dir: RunDir) -> list[str]:
     """Of every router, as `_router_address` finds one."""
     config = run_dir.config()
-    if config.router.http_port and config.router.replicas == 1 and not config.router.share_ports:
+    known = config.router.host not in EVERY_INTERFACE
+    if known and config.router.http_port and config.router.replicas == 1 and not config.router.share_ports:
         scheme = "http" if config.tls.public.cert_file is None else "https"
         return [f"{scheme}://{config.router.host}:{config.router.http_port}"]
     urls = [router.http for router in routers(_status(run_dir)) if router.http]

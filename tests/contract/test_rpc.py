@@ -13,11 +13,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from cluster import rpc
 from cluster.core.clock import ManualClock, SystemClock
 from cluster.core.errors import ConfigError
 from cluster.core.keys import KEYS_PER_MESSAGE
 from cluster.credentials import Credentials
-from cluster.rpc import Metadata, RpcServer, auth_metadata, channel, make_server, proof_metadata
+from cluster.rpc import Metadata, PublicDoor, RpcServer, auth_metadata, channel, make_server, proof_metadata
 from cluster.stubs import common_pb2, watch_pb2, watch_pb2_grpc
 from cluster.stubs.watch_pb2 import WatchEvent, WatchRequest
 from cluster.watch import QUEUE_EVENTS, WatchPublisher
@@ -179,6 +180,43 @@ async def test_health_is_open_and_tells_the_truth(worker: Worker, wire: grpc.aio
     assert (await stub.Check(question, timeout=5)).status == status.NOT_SERVING
     await worker.server.set_serving(True)
     assert (await stub.Check(question, timeout=5)).status == status.SERVING
+
+
+WATCH_HEALTH = "/grpc.health.v1.Health/Watch"
+
+
+async def test_health_is_told_once_without_the_secret_and_followed_with_it(
+    worker: Worker, wire: grpc.aio.Channel
+) -> None:
+    """A stream without an end costs memory for as long as a stranger likes."""
+    stranger = wire.unary_stream(WATCH_HEALTH, None, None)(b"")
+    assert await stranger.code() is grpc.StatusCode.UNAUTHENTICATED
+    following_it = health_pb2_grpc.HealthStub(wire).Watch(
+        health_pb2.HealthCheckRequest(), metadata=good(worker.server.address)
+    )
+    assert (await following_it.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    following_it.cancel()
+
+
+@pytest.mark.parametrize("sends", ["nothing", "an end"])
+@pytest.mark.parametrize("method", ["/grpc.health.v1.Health/Check", WATCH_HEALTH])
+async def test_a_call_whose_message_does_not_come_is_ended(
+    method: str, sends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a stranger, and of a client with a key."""
+    monkeypatch.setattr(rpc, "_CHECK_S", 0.1)
+    server = make_server("127.0.0.1", 0, [], PublicDoor(message_s=0.1))
+    await server.start()
+    async with channel(server.address) as wire:
+        call = wire.stream_stream(method, None, None)()
+        if sends == "an end":
+            await call.done_writing()
+        code = await asyncio.wait_for(call.code(), 20.0)
+        silent = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INVALID_ARGUMENT
+        assert code is silent[sends == "an end"]
+        answer = await health_pb2_grpc.HealthStub(wire).Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    await server.stop(0)
 
 
 async def test_the_health_of_an_unknown_service_is_not_found(wire: grpc.aio.Channel) -> None:

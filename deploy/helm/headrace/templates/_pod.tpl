@@ -15,7 +15,11 @@
 - host=$(POD_IP)
 {{- if eq .group "router" }}
 - --set
+{{- if or $v.tenants.existingSecret $v.tenants.redis.existingSecret }}
+- router.admin_host={{ $v.routerHost }}
+{{- else }}
 - router.admin_host=$(POD_IP)
+{{- end }}
 {{- end }}
 {{- if and (eq .group "head") (ne $v.redis.mode "none") }}
 - --set

@@ -1,0 +1,13 @@
+"""Where a program is reached that listens on every interface (FAULTS O04: an address that nobody can dial)."""
+
+EVERY_INTERFACE = frozenset({"0.0.0.0", "::", "[::]", ""})
+"""Hosts to listen on, and none to dial."""
+
+
+def reached_at(address: str, own: str) -> str:
+    """`address`, host:port or the beginning of a URL, with this machine's `own` address in place of every interface."""
+    before, slashes, rest = address.rpartition("//")
+    host, _, port = rest.rpartition(":")
+    if host not in EVERY_INTERFACE:
+        return address
+    return f"{before}{slashes}{f'[{own}]' if ':' in own and not own.startswith('[') else own}:{port}"
