@@ -7,9 +7,10 @@
     call = WatchStub(channel(address, credentials.tls)).Open(request, metadata=proof_metadata(proof))
     await check_answer(call, proof)    # only now is it known who answers
 
-With credentials every call needs a proof (credentials.py) except one health check; health's Watch and reflection need
-it too (default deny, FAULTS S04). At the router's public door `allows` says what it takes instead, if anything. Who opens
-a call and does not send its message is not waited for: streams that strangers hold open would cost memory without end.
+With credentials every call needs a proof (credentials.py) except one health check; health's Watch and reflection
+need it too (default deny, FAULTS S04). At the router's public door `allows` says what it takes instead, if anything.
+Who opens a call and does not send its message is not waited for: streams that strangers hold open would cost memory
+without end.
 """
 
 from __future__ import annotations  # grpc's type stubs are generic where its classes are not
@@ -18,6 +19,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
@@ -37,6 +39,7 @@ _OPEN_TO_ALL = f"/{health.SERVICE_NAME}/Check"
 _BEARER = "Bearer "
 _PROOF, _ANSWER = "headrace-proof", "headrace-answer"
 _REFUSAL_S = 1.0  # for the rest of a refusal to come
+_TELL_S = 1.0  # from one refusal in the log to the next
 _CHECK_S = 5.0  # for the message of a health check to come
 _SERVER_STREAMS = 256
 
@@ -240,6 +243,8 @@ class _Authenticate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, misc,
     """Turns away every call without what it `needs`, before a byte of its message is read."""
 
     needs = ""
+    _told_at = -math.inf
+    _untold = 0
 
     async def intercept_service(
         self,
@@ -251,7 +256,7 @@ class _Authenticate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, misc,
             return _in_time(_CHECK_S, await continuation(handler_call_details))
         if (told := self.let_in(metadata)) is not None:
             return self.prepared(told, await continuation(handler_call_details))
-        _log.warning("refused a call without %s: %s", self.needs, method[:200])
+        self._tell(method)
         # Streaming on both sides fits every kind of call: nothing is read before the answer.
         return grpc.stream_stream_rpc_method_handler(self._deny)
 
@@ -262,6 +267,16 @@ class _Authenticate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, misc,
     def prepared(self, told: Metadata, handler: _Handler) -> _Handler:
         """The handler of a call that was let in."""
         raise NotImplementedError
+
+    def _tell(self, method: str) -> None:
+        """Once in a while: whoever is refused must not be able to fill a disk, nor to write a line of the log."""
+        now = asyncio.get_running_loop().time()
+        if now - self._told_at < _TELL_S:
+            self._untold += 1
+            return
+        also = f", and {self._untold} before it" if self._untold else ""
+        _log.warning("refused a call without %s: %.200r%s", self.needs, method, also)
+        self._told_at, self._untold = now, 0
 
     async def _deny(self, _: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> NoReturn:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"this call needs {self.needs}")

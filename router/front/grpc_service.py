@@ -62,12 +62,16 @@ class Trailer:
     trace: Trace | None = None
     span: CallSpan | None = None
 
+    @property
+    def shown(self) -> str:
+        """For metadata and logs, which are printable ASCII; the client's own id may be anything."""
+        return "".join(each if each.isascii() and each.isprintable() else "?" for each in self.public_id)
+
     def metadata(self) -> Metadata:
         headers = trace_headers(self.trace) if self.trace is not None else {}
-        # Metadata is ASCII; the client's own id may be anything.
         context = self.span.context() if self.span is not None else {}
         return (
-            ("x-request-id", self.public_id.encode("ascii", "replace").decode()),
+            ("x-request-id", self.shown),
             *headers.items(),
             *context.items(),
         )
@@ -97,7 +101,7 @@ class InferenceService(InferenceServicer):
             failure: Exception = error
         except Exception as error:  # the one guard around a request (I8)
             frames = "".join(traceback.format_tb(error.__traceback__))  # whoever formats it: not what it says
-            log.error("request %s failed with %s\n%s", told.public_id, type(error).__name__, frames)
+            log.error("request %s failed with %s\n%s", told.shown, type(error).__name__, frames)
             failure = error
         await _abort(context, failure, told)
 
