@@ -29,6 +29,9 @@ API_KEY_VARIABLE = "HEADRACE_API_KEY"
 TENANTS_VARIABLE = "HEADRACE_TENANTS"
 """Further tenants, as YAML like a `tenants_file`, where a file cannot be mounted; read at start."""
 
+REDIS_VARIABLE, TENANTS_REDIS_VARIABLE = "HEADRACE_REDIS_URL", "HEADRACE_TENANTS_REDIS_URL"
+"""`store.redis_url` and `tenants_redis_url`, with their passwords."""
+
 _SECRETS = {"keys", "redis_url", "tenants_redis_url"}
 """What somebody may write there by mistake, or has to write there, is not repeated in an error."""
 
@@ -46,12 +49,22 @@ def load_config(path: Path | None = None, settings: Iterable[str] = ()) -> Clust
     return _checked(values, str(path) if path is not None else "configuration")
 
 
-def with_tenants_from_environment(config: ClusterConfig) -> ClusterConfig:
-    """For whoever starts a cluster or a machine: programs then read these tenants in its file. Raises ConfigError."""
-    if not (text := os.environ.get(TENANTS_VARIABLE)):
-        return config
-    tenants = _joined(_parse(text, TENANTS_VARIABLE), config.tenants, TENANTS_VARIABLE)
-    return config.model_copy(update={"tenants": tenants})
+def with_secrets_from_environment(config: ClusterConfig) -> ClusterConfig:
+    """For whoever starts a cluster or a machine: programs then read these in its file. Raises ConfigError.
+
+    Tenants come beside those of the configuration, a Redis where it names none: a command line shows what it was given
+    to everybody on the machine.
+    """
+    changes: dict[str, object] = {}
+    if text := os.environ.get(TENANTS_VARIABLE):
+        changes["tenants"] = _joined(_parse(text, TENANTS_VARIABLE), config.tenants, TENANTS_VARIABLE)
+    if (url := os.environ.get(REDIS_VARIABLE)) and config.store.redis_url is None:
+        parse_redis_url(url, REDIS_VARIABLE)
+        changes["store"] = config.store.model_copy(update={"redis_url": url})
+    if (url := os.environ.get(TENANTS_REDIS_VARIABLE)) and config.tenants_redis_url is None:
+        parse_redis_url(url, TENANTS_REDIS_VARIABLE)
+        changes["tenants_redis_url"] = url
+    return config.model_copy(update=changes)
 
 
 def parse_config(text: str, origin: str = "configuration") -> ClusterConfig:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.config import dump_config, load_config, with_tenants_from_environment
+from cluster.config import dump_config, load_config, with_secrets_from_environment
 from cluster.redis_url import without_password
 
 
@@ -20,7 +20,7 @@ def config(
 
         print(reference(), end="")
         return
-    checked = with_tenants_from_environment(load_config(file, settings or ()))
+    checked = with_secrets_from_environment(load_config(file, settings or ()))
     hidden = {
         "store": checked.store.model_copy(update={"redis_url": without_password(checked.store.redis_url)}),
         "ray": checked.ray.model_copy(update={"redis_url": without_password(checked.ray.redis_url)}),

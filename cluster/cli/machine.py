@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cluster.cli.operate import client_of
 from cluster.cli.start import ensure_model
-from cluster.config import load_config, with_tenants_from_environment
+from cluster.config import load_config, with_secrets_from_environment
 from cluster.core.errors import HeadraceError
 from cluster.node import Kind, Node, run_node
 from cluster.pipe import MODULES
@@ -27,7 +27,7 @@ def node(
     root: Annotated[Path | None, typer.Option("--root", help="where run directories are (~/.headrace)")] = None,
 ) -> None:
     """Be one machine of a cluster: its head, or a place for programs of one pool. Stays until SIGTERM, then leaves."""
-    config = with_tenants_from_environment(load_config(file, settings or ()))
+    config = with_secrets_from_environment(load_config(file, settings or ()))
     run_dir = run_dir_of(root, config.name)
     if kind != "head":
         config = ensure_model(config, Console(stderr=True))

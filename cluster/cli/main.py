@@ -32,7 +32,7 @@ from cluster.cli.start import (
     start_cluster,
     stop_running,
 )
-from cluster.config import cache_home_from_environment, load_config, with_tenants_from_environment
+from cluster.config import cache_home_from_environment, load_config, with_secrets_from_environment
 from cluster.controller import ClusterStatus
 from cluster.core.access import PublicTlsSettings
 from cluster.core.addresses import EVERY_INTERFACE
@@ -90,7 +90,7 @@ def up(
     question: Annotated[str | None, typer.Option("--ask", help="ask one question when it is ready")] = None,
 ) -> None:
     """Start a cluster. Stays in the foreground until Ctrl-C, then shuts everything down, unless detached."""
-    config = with_tenants_from_environment(load_config(file, settings or ()))
+    config = with_secrets_from_environment(load_config(file, settings or ()))
     run_dir = run_dir_of(root, config.name)
     config = ensure_model(config, _err())
     if not detach:
@@ -109,7 +109,7 @@ def run(
     question: Annotated[str, typer.Option("--ask")] = FIRST_QUESTION,
 ) -> None:
     """Start a cluster, ask it one question, show the answer with its timings, stay until Ctrl-C."""
-    config = with_tenants_from_environment(load_config(file, settings or ()))
+    config = with_secrets_from_environment(load_config(file, settings or ()))
     _foreground(ensure_model(config, _err()), run_dir_of(root, config.name), question)
 
 

@@ -226,7 +226,7 @@ async def test_a_call_whose_message_does_not_come_is_ended(
     await server.start()
     try:
         async with channel(server.address) as wire:
-            call = wire.stream_stream(method, None, None)()
+            call = wire.stream_stream(method, None, None)(None)
             if sends == "an end":
                 monkeypatch.setattr(rpc, "_CHECK_S", WITHIN_S)
                 await call.done_writing()

@@ -10,7 +10,7 @@ import yaml
 from helm_python.chart import lint
 
 from cluster.cli.main import app
-from cluster.config import parse_config
+from cluster.config import REDIS_VARIABLE, TENANTS_REDIS_VARIABLE, parse_config
 from tests.deploy.chart import (
     CHART,
     GOLDEN,
@@ -299,22 +299,25 @@ def test_routers_of_one_pod_share_ports_and_probes_ask_there() -> None:
 
 
 def test_tenants_redis_is_for_routers_and_for_headrace_key_on_the_head() -> None:
-    """By a Secret of its own: whoever writes to the Redis with Ray's tables can run code."""
+    """By a Secret of its own: whoever writes to the Redis with Ray's tables can run code. And by variables, not on
+    command lines, which show what they were given to everybody on the node.
+    """
     rendered = variant("tls-inside")
     wanted = {
-        "head": ["tenants_redis_url"],
-        "router": ["tenants_redis_url", "store.redis_url"],
-        "prefill": [],
-        "decode": [],
+        "head": {TENANTS_REDIS_VARIABLE},
+        "router": {TENANTS_REDIS_VARIABLE, REDIS_VARIABLE},
+        "prefill": set(),
+        "decode": set(),
     }
     for group in GROUPS:
         container = rendered.container(group)
-        settings = [word.partition("=") for word in container["command"] if word.endswith("TENANTS_REDIS_URL)")]
-        assert [key for key, _, _ in settings] == wanted[group]
-        given = {each["name"]: each for each in container["env"]}.get("HEADRACE_TENANTS_REDIS_URL")
-        assert (given is None) == (not settings)
-        if given is not None:
-            assert given["valueFrom"]["secretKeyRef"] == {"name": "headrace-tenants-redis", "key": "url"}
+        assert not [word for word in container["command"] if "redis_url" in word]
+        given = {each["name"]: each for each in container["env"] if each["name"].endswith("REDIS_URL")}
+        assert given.keys() == wanted[group]
+        for variable in given.values():
+            assert variable["valueFrom"]["secretKeyRef"] == {"name": "headrace-tenants-redis", "key": "url"}
+    (store,) = (each for each in variant("ha-routers").container("head")["env"] if each["name"] == REDIS_VARIABLE)
+    assert store["valueFrom"]["secretKeyRef"] == {"name": "headrace-redis", "key": "url"}
 
 
 def test_only_where_keys_are_asked_for_does_a_router_s_admin_port_listen_on_loopback_too() -> None:

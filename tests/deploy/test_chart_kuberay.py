@@ -77,3 +77,18 @@ def test_clients_may_be_asked_for_certificates() -> None:
     (volume,) = (each for each in rendered.pod("router")["volumes"] if each["name"] == "tls-clients")
     assert volume["secret"]["secretName"] == "clients"
     assert [item["key"] for item in volume["secret"]["items"]] == ["ca.crt"]
+
+
+def test_volumes_of_one_s_own_come_beside_the_chart_s() -> None:
+    """For example whom to believe, where a Redis has a certificate that nobody else knows."""
+    mine = {"name": "own-ca", "secret": {"secretName": "redis-ca"}}
+    there = {"name": "own-ca", "mountPath": "/etc/own-ca", "readOnly": True}
+    added = {"volumes": [mine], "volumeMounts": [there]}
+    files = render({"head": added, "pools": {"router": added}})
+    rendered = Rendered(files, objects_in(files))
+    validate(rendered.cluster)
+    for group in GROUPS:
+        wanted = group in ("head", "router")
+        assert (
+            (mine in rendered.pod(group)["volumes"]) is (there in rendered.container(group)["volumeMounts"]) is wanted
+        )

@@ -98,6 +98,8 @@ REFUSED = {
         "serviceMonitor.keySecret: with tenants"
     ),
     "tenants: {existingSecret: A B}": "/tenants/existingSecret",
+    "pools: {decode: {volumeMounts: [{name: one}]}}": "/pools/decode/volumeMounts/0",
+    "head: {volumes: [{name: one}]}": "/head/volumes/0",
     "redis: null": "missing property 'redis'",
     "pools: {decode: {shm: null}}": "missing property 'shm'",
     "startupSeconds: 5": "/startupSeconds",

@@ -149,7 +149,7 @@ def methods(*files: FileDescriptor) -> set[str]:
         for service in file.services_by_name.values()
         for method in service.methods
     }
-    return names | {f"/{REFLECTION}/ServerReflectionInfo", "/headrace.v1.Nothing/Here"}
+    return names | {f"/{HEALTH}/Watch", f"/{REFLECTION}/ServerReflectionInfo", "/headrace.v1.Nothing/Here"}
 
 
 EVERY_METHOD = methods(session_pb2.DESCRIPTOR, link_pb2.DESCRIPTOR, watch_pb2.DESCRIPTOR, inference_pb2.DESCRIPTOR)

@@ -51,6 +51,20 @@ MUTANTS = (
         "tests/contract/test_rpc.py::test_calls_without_the_secret_are_refused",
     ),
     Mutant(
+        "let strangers follow health",
+        "cluster/rpc.py",
+        "if method == _OPEN_TO_ALL:",
+        'if method.startswith("/grpc.health"):',
+        "tests/contract/test_rpc.py::test_health_is_told_once_without_the_secret_and_followed_with_it",
+    ),
+    Mutant(
+        "wait for a call's message for ever",
+        "cluster/rpc.py",
+        "async with asyncio.timeout(seconds):",
+        "async with asyncio.timeout(None):",
+        "tests/contract/test_rpc.py::test_a_call_whose_message_does_not_come_is_ended",
+    ),
+    Mutant(
         "accept a wrong key",
         "router/tenants.py",
         "return tenant if hmac.compare_digest(given, expected) else None",

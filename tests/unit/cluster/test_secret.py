@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import SECRET_VARIABLE, load_config
+from cluster.config import (
+    REDIS_VARIABLE,
+    SECRET_VARIABLE,
+    TENANTS_REDIS_VARIABLE,
+    load_config,
+    parse_config,
+    with_secrets_from_environment,
+)
 from cluster.core.errors import ConfigError
 from cluster.credentials import same_secret
 from cluster.secret import cluster_secret, create_secret, read_secret
@@ -58,3 +65,20 @@ def test_comparison() -> None:
     assert not same_secret("abd", "abc")
     assert not same_secret("", "abc")
     assert not same_secret("\udcff", "abc")
+
+
+def test_a_redis_may_come_by_a_variable_and_the_configuration_s_own_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(REDIS_VARIABLE, "redis://:pa55@one:6379")
+    monkeypatch.setenv(TENANTS_REDIS_VARIABLE, "rediss://:pa55@two:6379")
+    given = with_secrets_from_environment(parse_config("{}"))
+    assert (given.store.redis_url, given.tenants_redis_url) == ("redis://:pa55@one:6379", "rediss://:pa55@two:6379")
+    own = parse_config("{store: {redis_url: 'redis://a'}, tenants_redis_url: 'redis://b'}")
+    assert with_secrets_from_environment(own) == own
+
+
+@pytest.mark.parametrize("name", [REDIS_VARIABLE, TENANTS_REDIS_VARIABLE])
+def test_a_variable_that_is_no_redis_is_named_and_not_repeated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "http://:pa55@one:6379")
+    with pytest.raises(ConfigError, match=name) as refused:
+        with_secrets_from_environment(parse_config("{}"))
+    assert "pa55" not in str(refused.value)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from cluster.cli.keys import digest_of, new_key
-from cluster.config import dump_config, load_config, with_tenants_from_environment
+from cluster.config import dump_config, load_config, with_secrets_from_environment
 from cluster.core.access import TenantSettings
 from cluster.core.config import RouterSettings, TimingSettings
 from cluster.core.errors import ConfigError, Unauthenticated
@@ -136,7 +136,7 @@ async def test_the_queue_goes_by_the_weights_of_now(path: Path) -> None:
 def test_tenants_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A secret of Kubernetes or systemd that is a variable; the programs' own file then holds its digests."""
     monkeypatch.setenv("HEADRACE_TENANTS", f"acme: {{keys: [{digest_of(ONE)}], weight: 2}}")
-    config = with_tenants_from_environment(load_config(None, [f"tenants.fixed.keys=[{digest_of(THIRD)}]"]))
+    config = with_secrets_from_environment(load_config(None, [f"tenants.fixed.keys=[{digest_of(THIRD)}]"]))
     assert [who(TenantSources(config, "the secret").tenants, key) for key in (ONE, THIRD)] == ["acme", "fixed"]
     (tmp_path / "config.yaml").write_text(dump_config(config))
     assert load_config(tmp_path / "config.yaml") == config, "a program has both, and tenants once"
@@ -157,7 +157,7 @@ def test_an_environment_that_cannot_be_used_is_named_and_not_repeated(
 ) -> None:
     monkeypatch.setenv("HEADRACE_TENANTS", text)
     with pytest.raises(ConfigError, match=f"HEADRACE_TENANTS.*{words}") as refused:
-        with_tenants_from_environment(load_config(None, [f"tenants.fixed.keys=[{digest_of(THIRD)}]"]))
+        with_secrets_from_environment(load_config(None, [f"tenants.fixed.keys=[{digest_of(THIRD)}]"]))
     assert ONE not in str(refused.value)
 
 

@@ -21,18 +21,6 @@
 - router.admin_host=$(POD_IP)
 {{- end }}
 {{- end }}
-{{- if and (eq .group "head") (ne $v.redis.mode "none") }}
-- --set
-- store.redis_url=$(HEADRACE_REDIS_URL)
-{{- end }}
-{{- if and (has .group (list "head" "router")) $v.tenants.redis.existingSecret }}
-- --set
-- tenants_redis_url=$(HEADRACE_TENANTS_REDIS_URL)
-{{- if eq .group "router" }}
-- --set
-- store.redis_url=$(HEADRACE_TENANTS_REDIS_URL)
-{{- end }}
-{{- end }}
 - --
 - --node-manager-port={{ $v.ports.nodeManager }}
 - --object-manager-port={{ $v.ports.objectManager }}
@@ -80,6 +68,13 @@
     secretKeyRef:
       name: {{ $v.tenants.redis.existingSecret }}
       key: url
+{{- if eq .group "router" }}
+- name: HEADRACE_REDIS_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ $v.tenants.redis.existingSecret }}
+      key: url
+{{- end }}
 {{- end }}
 {{- if $v.gcsFaultTolerance.enabled }}
 - name: RAY_gcs_rpc_server_reconnect_timeout_s
@@ -138,6 +133,9 @@
 {{- if .spec.hugepages }}
 - name: hugepages
   mountPath: /hugepages
+{{- end }}
+{{- with .spec.volumeMounts }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
@@ -198,6 +196,9 @@
 - name: hugepages
   emptyDir:
     medium: HugePages-2Mi
+{{- end }}
+{{- with .spec.volumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
