@@ -54,6 +54,28 @@ def test_image_is_built_in_stages_pinned_and_not_root(file: Path) -> None:
     assert installs
 
 
+def _installed(file: Path, stage: int) -> set[str]:
+    """The distribution's packages that a stage installs; 0 builds, 1 is the image."""
+    instructions = _instructions(file)
+    starts = [index for index, (word, _) in enumerate(instructions) if word == "FROM"]
+    of_stage = instructions[starts[stage] : [*starts, len(instructions)][stage + 1]]
+    lists = [rest.partition("apt-get install")[2].partition("&&")[0] for word, rest in of_stage if word == "RUN"]
+    return {word for each in lists for word in each.split() if not word.startswith("-")}
+
+
+def test_what_is_compiled_finds_its_compiler_and_its_libraries() -> None:
+    """engine/native is optional: without a compiler it is not there, and nothing says so. Triton compiles when it runs,
+    against Python's headers.
+    """
+    cpu, cuda = DOCKERFILES
+    assert "g++" in _installed(cpu, 0)
+    assert "_forward*.so" in cpu.read_text(), "the build fails without it"
+    assert "libgomp1" in _installed(cpu, 1)
+    assert "g++" not in _installed(cpu, 1)
+    assert _installed(cuda, 1) >= {"gcc", "libc6-dev", "python3-dev"}
+    assert "**/*.so" in (ROOT / ".dockerignore").read_text().splitlines(), "not those of the machine that builds"
+
+
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.suffix[1:])
 def test_every_package_is_copied_and_not_ignored(file: Path) -> None:
     copied = {rest.split()[-1] for word, rest in _instructions(file) if word == "COPY" and "--from" not in rest}
