@@ -5,6 +5,7 @@ import copy
 import pytest
 from ray import __version__ as ray_version
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr as derived
+from ray.scripts.scripts import start
 
 from cluster.config import parse_config
 from tests.deploy.chart import GROUPS, NAMES, Rendered, objects_in, render, variant
@@ -92,3 +93,14 @@ def test_volumes_of_one_s_own_come_beside_the_chart_s() -> None:
         assert (
             (mine in rendered.pod(group)["volumes"]) is (there in rendered.container(group)["volumeMounts"]) is wanted
         )
+
+
+def test_options_after_the_dashes_are_ray_s_own() -> None:
+    """Through Ray's parser. Without --no-monitor the head and KubeRay's autoscaler would both speak for autoscaling."""
+    for name in NAMES:
+        for group in GROUPS:
+            command = variant(name).container(group)["command"]
+            options = command[command.index("--") + 1 :]
+            with start.make_context("start", list(options)) as parsed:
+                assert parsed.params["no_monitor"] is (group == "head")
+                assert parsed.params["node_manager_port"] == 6380

@@ -1,6 +1,10 @@
 {{/* Pieces of the pod templates: (dict "root" $ "group" "head|prefill|decode|router" "spec" <the group's values>). */}}
 
-{{/* Ray's and our own command. `headrace node` starts Ray with exactly what Headrace needs; after `--` come its ports. */}}
+{{/*
+Ray's and our own command. `headrace node` starts Ray with exactly what Headrace needs; after `--` come its ports. The head's
+own monitor would tell the GCS of autoscaling as well as KubeRay's autoscaler beside it: KubeRay's command, which ours
+replaces, leaves it out too.
+*/}}
 {{- define "headrace.command" -}}
 {{- $v := .root.Values -}}
 - headrace
@@ -26,6 +30,9 @@
 - --object-manager-port={{ $v.ports.objectManager }}
 - --min-worker-port={{ index $v.ports.rayWorkers 0 }}
 - --max-worker-port={{ index $v.ports.rayWorkers 1 }}
+{{- if eq .group "head" }}
+- --no-monitor
+{{- end }}
 {{- if and (eq .group "head") $v.gcsFaultTolerance.enabled }}
 {{- if and (eq $v.redis.mode "external") $v.redis.external.username }}
 - --redis-username=$(REDIS_USERNAME)
