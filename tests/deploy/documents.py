@@ -72,7 +72,9 @@ def statements(page: Path) -> Iterator[str]:
             pending += line + "\n"
             if _complete(pending):
                 words = shlex.split(pending, comments=True)
-                if words and words[0] not in ("for", "done"):
+                if words and words[0] == "until":
+                    yield pending.strip().removeprefix("until ").removesuffix("; do")
+                elif words and words[0] not in ("for", "done", "sleep"):
                     yield pending.strip()
                 elif words:
                     yield from _INNER.findall(pending)

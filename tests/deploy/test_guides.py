@@ -30,7 +30,7 @@ ELSEWHERE = {
 }
 """Pages whose shell commands are not Headrace's, and why they are not looked at here."""
 
-HELM_FLAGS = {"--create-namespace", "--reuse-values"}
+HELM_FLAGS = {"--create-namespace", "--reset-then-reuse-values"}
 SECRET_KEYS = {"cluster-secret", "auth_token", "tenants.yaml", "password", "url", "tls.crt", "tls.key", "ca.crt"}
 NODE_TYPES = {"head", "worker"}  # KubeRay's own label
 
@@ -89,6 +89,8 @@ def test_inline_commands_exist() -> None:
 @pytest.mark.parametrize("command", of("helm"), ids=str)
 def test_helm_command_renders(command: Command) -> None:
     _, verb, release, *rest = [word for word in command.words if word not in HELM_FLAGS]
+    keeps = "--reset-then-reuse-values" in command.words
+    assert keeps is (verb == "upgrade"), "else what was said at the installation is forgotten"
     if verb == "rollback":
         assert (release, rest) == ("headrace", ["--namespace", "llm"])
         return
