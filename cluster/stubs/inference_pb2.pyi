@@ -90,7 +90,7 @@ class GenerateRequest(_message.Message):
     """omitted: none"""
     ignore_eos: _builtins.bool
     request_id: _builtins.str
-    """echoed, never used as a key"""
+    """echoed where it is printable, never used as a key"""
     presence_penalty: _builtins.float
     """default 0: off"""
     frequency_penalty: _builtins.float

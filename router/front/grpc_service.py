@@ -88,7 +88,7 @@ class InferenceService(InferenceServicer):
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
         """Deltas and one Finish per sample, then one Summary."""
-        told = Trailer(request.request_id[:_MAX_PUBLIC_ID] or f"req-{new_request_id()}")
+        told = Trailer(public_id_of(request.request_id[:_MAX_PUBLIC_ID]))
         try:
             with self._front.call("grpc", context.invocation_metadata() or ()) as call:
                 told.span = call.span
@@ -140,6 +140,12 @@ class InferenceService(InferenceServicer):
             if (remaining := context.time_remaining()) is not None and remaining <= _CLOCK_SLACK_S:
                 raise DeadlineExceeded("the client's deadline passed") from None
             raise
+
+
+def public_id_of(given: str) -> str:
+    """The client's own id where it is printable, else one of ours: it goes into log lines, and into trailers, where a
+    line break would make an error of a whole answer."""
+    return given if given.strip() and given.isprintable() else f"req-{new_request_id()}"
 
 
 def ask_of(message: pb.GenerateRequest, served_model: str) -> Ask:

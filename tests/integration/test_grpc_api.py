@@ -259,3 +259,14 @@ async def test_the_trailer_says_what_happened() -> None:
     told = dict(cast("list[tuple[str, str]]", failed.value.trailing_metadata()))
     assert told["x-request-id"].startswith("req-")
     assert told["x-headrace-decode"] == "d0"
+
+
+@pytest.mark.parametrize("given", ["a\nERROR forged", "x\x00", "\u202egnp.exe", "tab\t", " "])
+async def test_an_id_that_could_forge_a_line_or_break_a_trailer_is_not_taken(given: str) -> None:
+    dispatcher = FakeDispatcher(say("x"))
+    async with serve(dispatcher) as (stub, _):
+        call = stub.Generate(pb.GenerateRequest(prompt="hello", request_id=given), timeout=PATIENCE_S)
+        summary = [message async for message in call][-1].summary
+        trailer = dict(await call.trailing_metadata() or ())
+    assert summary.request_id == trailer["x-request-id"] == dispatcher.requests[0].public_id
+    assert summary.request_id.startswith("req-")
