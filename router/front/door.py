@@ -30,7 +30,7 @@ from router.front.prompt_scores import EchoedLogprobs, PromptLogprobs, PromptPar
 from router.front.stops import StopStrings
 from router.front.text import Delta, SampleText, TextRules
 from router.front.tools.formats import fold_maker
-from router.front.tracing import Tracing
+from router.front.tracing import Tracing, carrier_of
 from router.front.usage import Characters, Receipt, Usage
 from router.front.usage_metrics import UsageCollector
 from router.requests import Dispatcher, Request, Running, TokenEvent, Trace
@@ -110,9 +110,9 @@ class Generation:
         if not 0 <= event.index < len(self._samples):
             raise RequestFailed(f"an answer came for sample {event.index}, which was not asked for")
         sample = self._samples[event.index]
-        if event.ids:
-            self._call.tokens(self._first + event.index)
         ended_before = sample.finish is not None
+        if event.ids and not ended_before:
+            self._call.tokens(self._first + event.index)
         delta = sample.feed(event.ids, event.logprobs, event.end)
         if ended_before:
             return None
@@ -152,7 +152,7 @@ class FrontDoor:
         """Enter it when a call arrives, with these headers or metadata."""
         call = self.metrics.call(api)
         if self.tracing is not None:
-            call.span = self.tracing.start(api, {_text(name): _text(value) for name, value in headers})
+            call.span = self.tracing.start(api, carrier_of(headers))
         return call
 
     def not_ready_reasons(self) -> list[str]:
@@ -314,10 +314,6 @@ class FrontDoor:
             case ChatPrompt():
                 size, encode = prompt.characters, partial(self.text.chat_ids, prompt, most, param)
         return encode() if size <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
-
-
-def _text(header: str | bytes) -> str:
-    return header if isinstance(header, str) else header.decode("latin-1")
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -23,6 +23,7 @@ from router.front.usage import Receipt, Usage
 from router.requests import Trace
 
 Outcome = Literal["ok", "client_error", "cancelled", "limited", "overloaded", "unavailable", "deadline", "failed"]
+APIS = ("chat", "completions", "grpc")
 
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 60, 120)
 _ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4, 0.8, 2, 5)
@@ -91,7 +92,7 @@ class FrontMetrics:
         self.requests = Counter(
             "headrace_requests", "Requests by their one outcome", ("api", "outcome"), registry=registry
         )
-        self._by_api = [
+        by_api = [
             DurationFamily(f"headrace_{name}_seconds", told, ("api",), bounds, registry)
             for name, told, bounds in _BY_API
         ]
@@ -102,14 +103,15 @@ class FrontMetrics:
         self.dropped_tokens = Counter("headrace_dropped_tokens", "Tokens behind a sample's end", registry=registry)
         gauge = Gauge("headrace_requests_in_flight", "Requests now being served", registry=registry)
         gauge.set_function(lambda: float(len(self.in_flight)))
-        self._times: dict[str, ApiTimes] = {}
+        # All of them from the start: a series that begins with its first failure has no rate to be warned by.
+        self._times = {api: ApiTimes(*(family.labels(api) for family in by_api)) for api in APIS}
+        for api in APIS:
+            for outcome in get_args(Outcome):
+                self.requests.labels(api, outcome)
 
     def call(self, api: str) -> "Call":
-        """Enter it when a request arrives."""
-        times = self._times.get(api)
-        if times is None:
-            times = self._times[api] = ApiTimes(*(family.labels(api) for family in self._by_api))
-        return Call(self, api, times)
+        """Enter it when a request arrives. `api`: one of APIS."""
+        return Call(self, api, self._times[api])
 
 
 def _timings(registry: CollectorRegistry) -> dict[str, Durations]:

@@ -3,7 +3,7 @@
 The one file that knows OpenTelemetry is otel.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Protocol
 
@@ -11,6 +11,20 @@ from cluster.core.clock import Clock
 from cluster.core.config import TracingSettings
 from cluster.core.errors import ConfigError
 from router.records import Recorder
+
+
+def carrier_of(headers: Iterable[tuple[str | bytes, str | bytes]]) -> dict[str, str]:
+    """Headers or metadata by name. What came in several is one, with commas between (RFC 9110, 5.3): so two parents
+    are none, as W3C Trace Context has it (3.2.1), and a state in parts is whole (3.3.1.1)."""
+    carrier: dict[str, str] = {}
+    for name, value in headers:
+        key, text = _text(name), _text(value)
+        carrier[key] = f"{carrier[key]},{text}" if key in carrier else text
+    return carrier
+
+
+def _text(header: str | bytes) -> str:
+    return header if isinstance(header, str) else header.decode("latin-1")
 
 
 class CallSpan(Protocol):

@@ -77,7 +77,7 @@ def outcomes(front: FrontDoor, api: str) -> dict[str, float]:
     return {
         sample.labels["outcome"]: sample.value
         for sample in family.samples
-        if sample.name.endswith("_total") and sample.labels["api"] == api
+        if sample.name.endswith("_total") and sample.labels["api"] == api and sample.value
     }
 
 

@@ -90,6 +90,55 @@ async def test_over_grpc() -> None:
         check_call(receiver, trailer["traceparent"], "grpc")
 
 
+@pytest.mark.parametrize(
+    "parents",
+    [
+        ["00-nonsense"],
+        [SAMPLED.upper()],
+        [f"ff-{TRACE}-{PARENT}-01"],
+        [f"00-{'0' * 32}-{PARENT}-01"],
+        [f"00-{TRACE}-{'0' * 16}-01"],
+        [f"{SAMPLED}-more"],
+        ["x" * 5000],
+        [UNSAMPLED, SAMPLED],
+    ],
+)
+async def test_a_parent_that_is_none_or_two_begins_a_trace_of_our_own(parents: list[str]) -> None:
+    """W3C Trace Context, 3.2: over both doors, and no call is the worse for it."""
+    dispatcher = FakeDispatcher(say("abc"))
+    server = grpc.aio.server()
+    with receiving() as receiver:
+        async with serve(dispatcher) as served, httpx.AsyncClient(base_url=served.url) as client:
+            traced(served.front, dispatcher, receiver)
+            headers = [("traceparent", parent) for parent in parents]
+            answer = await client.post("/v1/completions", json=BODY, headers=headers)
+            add_InferenceServicer_to_server(InferenceService(served.front), server)
+            port = server.add_insecure_port("127.0.0.1:0")
+            await server.start()
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                message = pb.GenerateRequest(model=MODEL, prompt="hello", max_tokens=3)
+                call = InferenceStub(channel).Generate(message, metadata=headers)
+                assert [response async for response in call]
+                trailer = {str(name): str(value) for name, value in await call.trailing_metadata()}
+            await server.stop(None)
+            await close(served.front)
+    assert answer.status_code == 200
+    for ours in (answer.headers["traceparent"], trailer["traceparent"]):
+        assert TRACE not in ours
+        assert not int(ours[-2:], 16) & 1, "nobody asked for it to be recorded"
+
+
+async def test_a_state_that_came_in_several_headers_is_handed_on_whole() -> None:
+    dispatcher = FakeDispatcher(say("abc"))
+    with receiving() as receiver:
+        async with serve(dispatcher) as served, httpx.AsyncClient(base_url=served.url) as client:
+            traced(served.front, dispatcher, receiver)
+            headers = [("traceparent", UNSAMPLED), ("tracestate", "one=1"), ("tracestate", "two=2")]
+            answer = await client.post("/v1/completions", json=BODY, headers=headers)
+            await close(served.front)
+    assert answer.headers["tracestate"] == "one=1,two=2"
+
+
 async def test_a_failure_is_an_error_of_the_span_and_all_are_sampled_where_that_is_wanted() -> None:
     dispatcher = FakeDispatcher(say("abc"))
     dispatcher.available = False

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -43,7 +44,13 @@ class Rig:
         metrics = FrontMetrics(CollectorRegistry(), self.clock)
         settings = RouterSettings(deadline_s=deadline_s)
         self.front = FrontDoor(settings, "m", ModelText(self.tokenizer, None), self.dispatcher, self.clock, metrics)
-        self.call = metrics.call("test")
+        self.call = metrics.call("completions")
+        self.metrics = metrics
+
+    def seconds(self, name: str) -> tuple[float | None, float | None]:
+        """How many of these times were observed, and their sum."""
+        value, labels = self.metrics.registry.get_sample_value, {"api": "completions"}
+        return tuple(value(f"headrace_{name}_seconds_{part}", labels) for part in ("count", "sum"))  # type: ignore[return-value]
 
 
 def ask(prompt: Prompt) -> Ask:
@@ -118,6 +125,27 @@ async def test_tokens_behind_an_end_are_dropped_and_counted() -> None:
     assert generation.usage.completion == 2
     assert generation.dropped_tokens == 1
     assert rig.dispatcher.runs[0].stopped == [0]
+
+
+async def test_tokens_behind_an_end_are_no_gap_of_their_sample_and_do_not_make_it_slow() -> None:
+    """While another sample goes on: nobody waits for them, and nobody sees them."""
+    rig = Rig(
+        [
+            TokenEvent(0, (65,)),
+            TokenEvent(1, (65,)),
+            TokenEvent(0, (66, 1023)),
+            TokenEvent(0, (67,)),
+            TokenEvent(1, (66,), end="length"),
+        ]
+    )
+    asked = replace(ask(TokenPrompt((1, 2))), n=2)
+    request = await rig.front.prepare(asked, rig.call, public_id="p")
+    waits = iter((0, 4, 6, 0))
+    async with rig.front.open(request, rig.call, asked) as generation:
+        async for _ in generation:
+            rig.clock.advance(next(waits))
+    assert rig.seconds("itl") == (2, 4 + 10)
+    assert rig.seconds("tpot") == (2, 4 / 2 + 10)
 
 
 async def test_ids_are_never_the_client_s() -> None:

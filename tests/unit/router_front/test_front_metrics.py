@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import nullcontext
+from typing import get_args
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -10,7 +11,7 @@ from cluster.core.clock import ManualClock
 from cluster.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestFailed, Unavailable
 from cluster.stubs.watch_pb2 import Pair
 from router.figures import pair_seconds
-from router.front.metrics import ClientGone, FrontMetrics
+from router.front.metrics import APIS, ClientGone, FrontMetrics, Outcome
 from router.front.usage import Usage
 from router.requests import Trace
 
@@ -43,11 +44,22 @@ def test_however_a_call_is_left_one_outcome_is_counted(error: BaseException | No
     counted = {
         s.labels["outcome"]: s.value
         for s in next(iter(metrics.requests.collect())).samples
-        if s.name.endswith("_total")
+        if s.name.endswith("_total") and s.value
     }
     assert counted == {outcome: 1}
     assert value(registry, "headrace_requests_in_flight") == 0
     assert value(registry, "headrace_e2e_seconds_count", api="chat") == (1 if error is None else 0)
+
+
+def test_every_outcome_and_time_of_every_api_is_told_from_the_start() -> None:
+    """What happens for the first time is then a change, which `rate` sees and alerts are made of."""
+    registry = CollectorRegistry()
+    FrontMetrics(registry, ManualClock())
+    for api in APIS:
+        for outcome in get_args(Outcome):
+            assert registry.get_sample_value("headrace_requests_total", {"api": api, "outcome": outcome}) == 0
+        for name in ("ttft", "itl", "tpot", "e2e"):
+            assert registry.get_sample_value(f"headrace_{name}_seconds_count", {"api": api}) == 0
 
 
 def test_first_token_and_gaps() -> None:
