@@ -36,7 +36,8 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave programs and Ray alone on SIGTERM")
     options = parser.parse_args()
     run_dir = RunDir(options.run_dir)
-    setup_logging("head", run_dir.config().log_level)
+    config = run_dir.config()
+    setup_logging("head", config.log_level, config.log_format)
     if (lock := run_dir.hold()) is None:
         _log.error("the cluster is running already")
         return ALREADY_RUNNING

@@ -34,4 +34,5 @@ class Layout:
     def log_to_file(self, name: str) -> None:
         """Send this actor's own log where its program's goes."""
         log = self.run_dir.log_file(name).open("a", encoding="utf-8", buffering=1)
-        setup_logging(name, self.run_dir.config().log_level, stream=log)
+        config = self.run_dir.config()
+        setup_logging(name, config.log_level, config.log_format, stream=log)

@@ -19,8 +19,12 @@ _TELL = (HeadraceError, OSError, MemoryError, ImportError)
 
 _log = logging.getLogger(__name__)
 
+REQUEST = "request"
+"""In `extra` of what is logged about a request: its `x-request-id`."""
+
 Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 Level = Literal["debug", "info", "warning", "error"]
+Form = Literal["plain", "json"]
 
 
 class PlainLines(logging.Formatter):
@@ -41,7 +45,8 @@ def _told(error: BaseException) -> list[str]:
 
 
 class JsonLines(PlainLines):
-    """One JSON object a line: time, level, program, logger, message and the traceback if there is one."""
+    """One JSON object a line: time, level, program, logger, message; the request that it is about, and the traceback,
+    where there is one."""
 
     def __init__(self, program: str) -> None:
         super().__init__(datefmt="%Y-%m-%dT%H:%M:%S")
@@ -55,16 +60,18 @@ class JsonLines(PlainLines):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if (request := getattr(record, REQUEST, None)) is not None:
+            fields[REQUEST] = str(request)
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
         return json.dumps(fields, ensure_ascii=False)
 
 
-def setup_logging(program: str, level: Level, *, as_json: bool = False, stream: TextIO | None = None) -> None:
+def setup_logging(program: str, level: Level, form: Form = "plain", *, stream: TextIO | None = None) -> None:
     """Send this process's log to `stream` (stderr). Replaces earlier handlers; libraries speak from WARNING up."""
     handler = logging.StreamHandler(stream or sys.stderr)
     plain = PlainLines(f"%(asctime)s %(levelname)-7s {program} %(name)s: %(message)s")
-    handler.setFormatter(JsonLines(program) if as_json else plain)
+    handler.setFormatter(JsonLines(program) if form == "json" else plain)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))

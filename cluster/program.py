@@ -156,7 +156,7 @@ def run(role: Role, main: Main, arguments: Sequence[str] | None = None) -> int:
     except HeadraceError as error:
         sys.stderr.write(f"{role}: {error}\n")
         return 2
-    setup_logging(options.name, config.log_level)
+    setup_logging(options.name, config.log_level, config.log_format)
     pipes = _tie_to_supervisor() if options.supervised else None
     context = ProgramContext(config, options.name, role, secret, credentials, Membership(), asyncio.Event())
     code: int = uvloop.run(_run(context, main, pipes))

@@ -65,7 +65,7 @@ def _row(view: WorkerView, workers: Workers, talking: Mapping[int, str], now: fl
     if report is not None:
         row.status = report.status
         row.tokens_per_s = report.rates.tokens_per_s if report.rates.prefill else None
-        row.pairs = tuple(pair for pair in report.status.pairs if pair.prefill in names)
+        row.pairs = tuple({pair.prefill: pair for pair in report.status.pairs if pair.prefill in names}.values())
         row.links = {talking[epoch]: gb * 1e9 for epoch, gb in report.rates.links.items() if epoch in talking}
     return row
 

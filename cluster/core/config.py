@@ -327,6 +327,7 @@ class ClusterConfig(Settings):
     ray: RaySettings = RaySettings()
     faults: tuple[FaultSettings, ...] = Field((), description="what goes wrong on purpose (tests)")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of every program's log")
+    log_format: Literal["plain", "json"] = Field("plain", description="of every program's log: lines, or JSON objects")
 
     def pool(self, role: Literal["prefill", "decode"]) -> PoolSettings:
         return self.pools.prefill if role == "prefill" else self.pools.decode

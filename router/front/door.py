@@ -10,6 +10,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -19,6 +20,7 @@ from cluster.core.errors import DeadlineExceeded, RequestFailed, Unavailable
 from cluster.core.ids import new_request_id
 from cluster.scores import Scores
 from cluster.usage import Who
+from router.figures import Figures
 from router.front import bounds
 from router.front.ask import Ask, Prompt, TextPrompt, TokenPrompt
 from router.front.auth import Gate
@@ -145,7 +147,7 @@ class FrontDoor:
         self.tracing: Tracing | None = None
         self.draining = False
         self.created = int(clock.wall())
-        metrics.registry.register(FleetCollector(dispatcher.figures, self.gate.permits))
+        metrics.registry.register(FleetCollector(self._figures, self.gate.permits))
         metrics.registry.register(UsageCollector(self.gate))
 
     def call(self, api: str, headers: Iterable[tuple[str | bytes, str | bytes]]) -> Call:
@@ -154,6 +156,11 @@ class FrontDoor:
         if self.tracing is not None:
             call.span = self.tracing.start(api, carrier_of(headers))
         return call
+
+    def _figures(self) -> Figures:
+        """A router that is about to leave takes nothing, whatever workers would."""
+        seen = self.dispatcher.figures()
+        return replace(seen, ready=False) if self.draining else seen
 
     def not_ready_reasons(self) -> list[str]:
         """Why no request could be taken and placed now; empty when one could."""

@@ -1,6 +1,8 @@
 """Errors in OpenAI's shape, for HTTP statuses and for error events inside a stream."""
 
+import logging
 import math
+import traceback
 
 import orjson
 
@@ -15,6 +17,7 @@ from cluster.core.errors import (
     Unauthenticated,
     Unavailable,
 )
+from cluster.logs import REQUEST
 
 _RETRY_AFTER_S = 1.0  # where nobody computed when to come back
 _KINDS: dict[type[InvalidRequest], str] = {
@@ -75,3 +78,9 @@ def error_shape(message: str, kind: str, *, param: str | None = None, code: str 
 
 def error_body(error: Exception) -> bytes:
     return orjson.dumps(error_object(error))
+
+
+def log_failure(log: logging.Logger, public_id: str, error: Exception) -> None:
+    """Of a request that ended with an error that is not ours: where it was, whoever formats it; not what it says."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    log.error("request %s failed with %s\n%s", public_id, type(error).__name__, frames, extra={REQUEST: public_id})

@@ -22,6 +22,7 @@ Values = Mapping[tuple[str, ...], float]
 PairOf = tuple[WorkerFigures, Pair]
 _OWN = {"steps", "prompt_tokens_computed", "prefix_hit_tokens", "tokens_out", "prefill_local"}
 _LOCAL = "local: "
+_MOST_WORDS, _LONGEST_WORD, _OTHER = 100, 64, "other"  # of one worker or pair
 OUTCOMES = ("ok", "cancelled", "invalid", "overloaded", "deadline", "unavailable", "failed")
 LEFT = ("failed", "preempted", "refused", "no_prefill", "handed_over", "lost_on_the_way")
 DIFFERS = ("digest_mismatch", "kv_blocks_corrupt", "prefix_hit_corrupt", "block_corrupt")  # KV is not what it was
@@ -78,7 +79,7 @@ def _events(worker: WorkerFigures) -> Values:
     if worker.status is None:
         return {}
     counters = dict.fromkeys(DIFFERS, 0) | dict(worker.status.counters)
-    return {(name,): n for name, n in counters.items() if name not in _OWN and not name.startswith(_LOCAL)}
+    return _bounded({name: n for name, n in counters.items() if name not in _OWN and not name.startswith(_LOCAL)})
 
 
 def _state(worker: WorkerFigures) -> Values:
@@ -86,7 +87,7 @@ def _state(worker: WorkerFigures) -> Values:
 
 
 def _in_use(worker: WorkerFigures) -> Values:
-    return {} if worker.status is None else {(name,): n for name, n in worker.status.gauges.items()}
+    return {} if worker.status is None else _bounded(worker.status.gauges)
 
 
 def _pair(read: Callable[[Pair], float]) -> Callable[[PairOf], Values]:
@@ -137,7 +138,17 @@ def _states(figures: Figures) -> Values:
 def _by_word(counters: Mapping[str, int], prefix: str, words: Iterable[str]) -> Values:
     """Counters of one kind. What has not happened yet is 0, so that its first time is seen as a change."""
     counted = {n.removeprefix(prefix): c for n, c in counters.items() if n.startswith(prefix)}
-    return {(word,): count for word, count in (dict.fromkeys(words, 0) | counted).items()}
+    return _bounded(dict.fromkeys(words, 0) | counted)
+
+
+def _bounded(counted: Mapping[str, int]) -> Values:
+    """By word. Workers say words that this router may not know; of too many, or too long ones, all are `other`."""
+    values: dict[tuple[str, ...], float] = {}
+    for word, count in counted.items():
+        fits = len(values) < _MOST_WORDS and len(word) <= _LONGEST_WORD
+        label = word if fits else _OTHER
+        values[label,] = values.get((label,), 0) + count
+    return values
 
 
 ROUTER: tuple[Family[Figures], ...] = (

@@ -10,7 +10,6 @@ from __future__ import annotations  # grpc's type stubs are generic where its cl
 
 import asyncio
 import logging
-import traceback
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -33,7 +32,7 @@ from cluster.stubs import inference_pb2 as pb
 from cluster.stubs.inference_pb2_grpc import InferenceServicer
 from router.front.ask import Ask, Prompt, Spelling, TextPrompt, TokenPrompt
 from router.front.door import FrontDoor, Generation, until_deadline
-from router.front.errors_http import retry_after_s
+from router.front.errors_http import log_failure, retry_after_s
 from router.front.grammar_fields import choice_grammar
 from router.front.messages import ROLES, ChatPrompt, ChatTurn
 from router.front.metrics import Call
@@ -64,8 +63,8 @@ class Trailer:
 
     @property
     def shown(self) -> str:
-        """For metadata and logs, which are printable ASCII; the client's own id may be anything."""
-        return "".join(each if each.isascii() and each.isprintable() else "?" for each in self.public_id)
+        """For metadata, which is ASCII; the client's own id may be any printable text."""
+        return "".join(each if each.isascii() else "?" for each in self.public_id)
 
     def metadata(self) -> Metadata:
         headers = trace_headers(self.trace) if self.trace is not None else {}
@@ -100,8 +99,7 @@ class InferenceService(InferenceServicer):
         except HeadraceError as error:
             failure: Exception = error
         except Exception as error:  # the one guard around a request (I8)
-            frames = "".join(traceback.format_tb(error.__traceback__))  # whoever formats it: not what it says
-            log.error("request %s failed with %s\n%s", told.shown, type(error).__name__, frames)
+            log_failure(log, told.shown, error)
             failure = error
         await _abort(context, failure, told)
 

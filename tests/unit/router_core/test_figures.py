@@ -57,6 +57,22 @@ def test_a_worker_s_series_carry_its_name_and_pool() -> None:
     assert value("headrace_pair_slots_set_aside", pair) == 1
 
 
+def test_what_a_worker_makes_up_makes_no_more_series_than_there_are_words() -> None:
+    """Nor two rows of one pair: a page with the same series twice is none."""
+    made = world(prefill=1)
+    many = {f"{'w' * 300 if i % 2 else 'w'}{i}": 1 for i in range(1000)}
+    pairs = [Pair(prefill="p0", jobs_sent=1, jobs=many), Pair(prefill="p0", jobs_sent=5)]
+    say(made, "d0", Status(ready=True, gauges=many, counters=many, pairs=pairs))
+    seen = [sample for family in scraped(made).collect() for sample in family.samples]
+    series = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in seen]
+    assert len(series) == len(set(series))
+    assert max(len(value) for sample in seen for value in sample.labels.values()) <= 64
+    for name in ("headrace_worker_in_use", "headrace_worker_events_total"):
+        told = [sample for sample in seen if sample.name == name and sample.labels["worker"] == "d0"]
+        assert len(told) <= 101
+        assert sum(sample.value for sample in told) == 1000
+
+
 def test_what_has_not_happened_is_told_as_nothing() -> None:
     value = scraped(world()).get_sample_value
     for name, label in (("dispatched", "outcome"), ("attempts_left", "reason")):

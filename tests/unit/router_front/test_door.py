@@ -148,6 +148,15 @@ async def test_tokens_behind_an_end_are_no_gap_of_their_sample_and_do_not_make_i
     assert rig.seconds("tpot") == (2, 4 / 2 + 10)
 
 
+async def test_a_router_that_leaves_is_not_ready_whatever_page_is_asked() -> None:
+    rig = Rig()
+    ready = rig.metrics.registry.get_sample_value
+    assert ready("headrace_router_ready") == 1
+    rig.front.draining = True
+    assert rig.front.not_ready_reasons()
+    assert ready("headrace_router_ready") == 0
+
+
 async def test_ids_are_never_the_client_s() -> None:
     rig = Rig()
     rig.dispatcher.script = say("x")
