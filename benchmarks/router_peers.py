@@ -69,13 +69,23 @@ async def peer(name: str, command: Sequence[str], cores: Cores, clock: Clock) ->
 
 
 @asynccontextmanager
-async def headrace(name: str, worker: str, model: str, cores: Cores, clock: Clock) -> AsyncIterator[Door]:
-    """Our router before an instant worker (`benchmarks.instant.<worker>`)."""
+async def headrace(
+    name: str,
+    worker: str,
+    model: str,
+    cores: Cores,
+    clock: Clock,
+    *,
+    settings: Sequence[str] = (),
+    router: str | None = None,
+) -> AsyncIterator[Door]:
+    """Our router before an instant worker (`benchmarks.instant.<worker>`). `router`: another entry point plays it."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = ("router.http_port=0", "router.grpc_port=0", "log_level=warning", f"served_name={MODEL}")
-        pools = ("pools.prefill.replicas=0", "pools.decode.replicas=0")
-        config = load_config(None, [f"model={model}", "name=overhead", *settings, *pools])
+        ours = ("router.http_port=0", "router.grpc_port=0", "log_level=warning", f"served_name={MODEL}")
+        none = ("pools.prefill.replicas=0", "pools.decode.replicas=0", "router.replicas=0")
+        config = load_config(None, [f"model={model}", "name=overhead", *ours, *none, *settings])
         with LocalCluster(config, Path(folder)) as cluster:
+            cluster.start("router-0", router)
             cluster.start("decode-0", f"benchmarks.instant.{worker}")
             await asyncio.to_thread(cluster.wait_ready, START_S)
             port = int(cluster.url.rpartition(":")[2])

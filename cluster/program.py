@@ -27,6 +27,7 @@ from pathlib import Path
 import uvloop
 
 from cluster.config import load_config
+from cluster.core.clock import Clock, SystemClock
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import ConfigError, HeadraceError, Unavailable
 from cluster.credentials import Credentials
@@ -57,15 +58,24 @@ Main = Callable[["ProgramContext"], Awaitable[None]]
 class Membership:
     """The programs of the cluster as the supervisor last told; empty and constant without one (see `seeds`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         self.current: tuple[Member, ...] = ()
+        self._clock = clock or SystemClock()
+        self._told: float | None = None
         self._changed = asyncio.Event()
 
     def replace(self, members: tuple[Member, ...]) -> None:
-        """Take the whole new list and wake those who follow."""
+        """Take the whole list; wake those who follow if it is another one."""
+        self._told = self._clock.now()
+        if members == self.current:
+            return
         self.current = members
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    def age_s(self) -> float | None:
+        """Since the list was last told, the same one or another; None: it never was."""
+        return None if self._told is None else self._clock.now() - self._told
 
     async def updates(self) -> AsyncIterator[tuple[Member, ...]]:
         """The list now, then the newest list after each change; lists that came in between are skipped. Never ends."""

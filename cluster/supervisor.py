@@ -2,7 +2,7 @@
 
 1. spawn    the program in its own session, stdin and stdout piped, stderr appended to its log
 2. hear     its ready line; every change of state is reported at once. What a router asks for goes to `fulfil`
-3. feed     the newest members list and answers, from a thread of its own: a frozen program never blocks anybody
+3. feed     the members list, each time it is told, and answers, from a thread of its own: a frozen program never blocks anybody
 4. end      it exited: sweep what is left of its session, wait (longer after each early death), spawn again
 5. stop     SIGTERM, a bounded time to drain, SIGKILL
 
@@ -107,6 +107,7 @@ class Supervisor:
         self._lock = threading.Condition()
         self._status = ProgramStatus(spec.name, spec.role, new_epoch(), node=spec.node)
         self._members: tuple[Member, ...] = ()
+        self._told = 0  # how often; the same list again says that the controller lives
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._keep_running, name=f"supervise-{spec.name}", daemon=True)
@@ -124,6 +125,7 @@ class Supervisor:
         """The cluster's programs, all of them; given to the program, and to its successors."""
         with self._lock:
             self._members = tuple(members)
+            self._told += 1
             self._lock.notify_all()
 
     def drain(self) -> None:
@@ -261,30 +263,30 @@ class Supervisor:
                 self._lock.notify_all()
 
     def _feed(self, process: "subprocess.Popen[bytes]") -> None:
-        """Write answers and each new members list; lists that came while a write was stuck are skipped, the newest
-        is not."""
+        """Write answers and each members list that was told; lists that came while a write was stuck are skipped, the
+        newest is not."""
         assert process.stdin is not None
-        sent: tuple[Member, ...] | None = None
+        sent = -1
         with _raw(process.stdin) as pipe:
-            while (news := self._next_news(process, sent)) is not None:
+            while (found := self._next_news(process, sent)) is not None:
+                news, sent = found
                 line = memoryview(encode(news))
                 try:
                     while line:  # an unbuffered pipe may take only a part
                         line = line[pipe.write(line) or 0 :]
                 except OSError:  # it has just died
                     return
-                if isinstance(news, MembersLine):
-                    sent = news.members
 
-    def _next_news(
-        self, process: "subprocess.Popen[bytes]", sent: tuple[Member, ...] | None
-    ) -> MembersLine | AnswerLine | None:
-        """Wait for a list that differs from `sent`, or an answer; None once the process is gone."""
+    def _next_news(self, process: "subprocess.Popen[bytes]", sent: int) -> tuple[MembersLine | AnswerLine, int] | None:
+        """Wait for an answer, or a list told after the `sent`-th; with the number of the last list that is sent then.
+        None once the process is gone."""
         with self._lock:
-            self._lock.wait_for(lambda: self._process is not process or self._members != sent or self._answers)
+            self._lock.wait_for(lambda: self._process is not process or self._told != sent or self._answers)
             if self._process is not process:
                 return None
-            return AnswerLine(self._answers.popleft()) if self._answers else MembersLine(self._members)
+            if self._answers:
+                return AnswerLine(self._answers.popleft()), sent
+            return MembersLine(self._members), self._told
 
     def _change(self, **changes: object) -> None:
         with self._lock:

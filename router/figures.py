@@ -26,10 +26,12 @@ class WorkerFigures:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All of it. `states`: how many workers by (pool, state), the nameless among them; `gauges`: everything in use."""
+    """All of it. `states`: how many workers by (pool, state), the nameless among them; `gauges`: everything in use;
+    `told_s`: since the controller last told who is there, None where nobody tells."""
 
     ready: bool = False
     members: int = 0
+    told_s: float | None = None
     states: Mapping[tuple[str, str], int] = field(default_factory=dict)
     gauges: Mapping[str, int] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)

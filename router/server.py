@@ -58,7 +58,9 @@ ADMIN_CONNECTIONS = 256
 _log = logging.getLogger(__name__)
 
 
-async def _assemble(context: ProgramContext, epoch: int, tenants: Tenants) -> tuple[RouterRuntime, FrontDoor]:
+async def _assemble(
+    context: ProgramContext, epoch: int, tenants: Tenants, make_metrics: type[FrontMetrics]
+) -> tuple[RouterRuntime, FrontDoor]:
     """The dispatcher and the front door before it. Raises ModelError."""
     config, clock = context.config, SystemClock()
     folder = model_folder(config)
@@ -66,7 +68,7 @@ async def _assemble(context: ProgramContext, epoch: int, tenants: Tenants) -> tu
     gate = _gate(context, tenants, clock, epoch)
     core = DispatcherCore(config.router, config.timing, epoch, random.Random(), weights=gate.tenants.weights)
     runtime = RouterRuntime(core, clock, epoch=epoch, credentials=context.credentials)
-    metrics = FrontMetrics(CollectorRegistry(), clock, Recent() if config.router.dashboard else None)
+    metrics = make_metrics(CollectorRegistry(), clock, Recent() if config.router.dashboard else None)
     front = FrontDoor(config.router, config.model_name, text, runtime, clock, metrics, gate)
     front.tracing = open_tracing(config.tracing, runtime, clock, context.name)
     return runtime, front
@@ -83,12 +85,13 @@ def _gate(context: ProgramContext, tenants: Tenants, clock: Clock, epoch: int) -
     return Gate(tenants, permits, config.usage, ledger)
 
 
-async def serve(context: ProgramContext) -> None:
+async def serve(context: ProgramContext, make_metrics: type[FrontMetrics] = FrontMetrics) -> None:
     """Run one life of a router until `context.stopping`. Raises ConfigError, ModelError, StoreUnavailable."""
     config, epoch = context.config, new_epoch()
     tenants = TenantSources(config, context.secret, open_shared_tenants(config))
     await tenants.start()
-    runtime, front = await _assemble(context, epoch, tenants.tenants)
+    runtime, front = await _assemble(context, epoch, tenants.tenants, make_metrics)
+    front.told_s = context.members.age_s
     dashboard = Dashboard(runtime, context.wishes.ask) if config.router.dashboard else None
     rpc, http, admin = _doors(config, front, make_app(front, runtime, dashboard))
     await rpc.start()

@@ -8,7 +8,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -146,6 +146,7 @@ class FrontDoor:
         self.gate = gate or Gate()
         self.tracing: Tracing | None = None
         self.draining = False
+        self.told_s: Callable[[], float | None] = lambda: None  # since the controller last told who is there
         self.created = int(clock.wall())
         metrics.registry.register(FleetCollector(self._figures, self.gate.permits))
         metrics.registry.register(UsageCollector(self.gate))
@@ -160,7 +161,7 @@ class FrontDoor:
     def _figures(self) -> Figures:
         """A router that is about to leave takes nothing, whatever workers would."""
         seen = self.dispatcher.figures()
-        return replace(seen, ready=False) if self.draining else seen
+        return replace(seen, ready=seen.ready and not self.draining, told_s=self.told_s())
 
     def not_ready_reasons(self) -> list[str]:
         """Why no request could be taken and placed now; empty when one could."""

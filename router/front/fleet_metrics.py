@@ -161,6 +161,7 @@ ROUTER: tuple[Family[Figures], ...] = (
     Family("counter", "attempts_left", "Attempts that ended before their request did", _left, ("reason",)),
     Family("counter", "router_events", "What should be rare", _oddities, ("event",)),
     Family("gauge", "members", "Workers that the controller or the seeds name", lambda f: _one(f.members)),
+    Family("gauge", "controller_age_seconds", "Since it last told who is there", lambda f: _one(f.told_s)),
     Family("gauge", "workers", "Workers by pool and state", _states, ("pool", "state")),
     Family("gauge", "prefix_index_entries", "Cached blocks known here", _index("entries")),
     Family("gauge", "prefix_index_capacity", "How many may be known", _index("capacity")),

@@ -1,5 +1,8 @@
 """The benchmark end to end on the tracer, a few requests: what is counted is right. No figure of time is judged."""
 
+import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,8 +10,10 @@ import pytest
 from benchmarks.bench import Bench, Plan
 from benchmarks.overhead import measure_overhead
 from benchmarks.report import document, markdown, write
+from benchmarks.seen import SETUPS
 from benchmarks.workloads import Profile, Workload
 from cluster.core.clock import SystemClock
+from tests.architecture.source import ROOT
 
 PROMPT, LONG, BLOCK = 100, 600, 16
 CLOSED = Workload("concurrent", PROMPT, 12, concurrency=3, count=5)
@@ -47,3 +52,15 @@ async def test_the_router_alone() -> None:
     assert figures["load_failed"] == 0
     ways = {f"{way}_{tokens}_p50" for way in ("direct", "http", "grpc") for tokens in (1, 32)}
     assert ways | {"http_per_request", "grpc_per_token", "load_requests_s"} <= set(figures)
+
+
+@pytest.mark.verify
+async def test_what_it_costs_to_be_seen_is_measured_on_routers_that_count_and_one_that_does_not(tmp_path: Path) -> None:
+    code = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "benchmarks.seen", "--model=tracer", "--rounds=1", "--requests=64", f"--out={tmp_path}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert code.returncode == 0, code.stderr
+    (page,) = tmp_path.glob("*-seen-at-once.md")
+    assert all(f"\n| {name} | " in page.read_text() for name in SETUPS)

@@ -16,7 +16,7 @@ import pytest
 from cluster.config import dump_config, environment, load_config
 from cluster.core.config import ClusterConfig
 from cluster.local import LocalCluster
-from cluster.pipe import Drain, Member, Role, Scale, Wish, role_of
+from cluster.pipe import Drain, Member, MembersLine, Role, Scale, Wish, encode, role_of
 from cluster.secret import create_secret
 from cluster.supervisor import MAX_WISHES, ProgramSpec, ProgramStatus, Supervisor, backoff_s
 from tests.fake_program import PATIENCE_S, Hearing
@@ -96,6 +96,20 @@ def test_ready_members_and_an_orderly_stop(watch: Watch) -> None:
     last = watched.until(lambda status: status.state == "stopped")
     assert (last.last_exit, last.restarts, last.ready) == (0, 0, None)
     assert "a stray print" in watched.log_file.read_text()
+
+
+def test_the_same_list_is_passed_on_each_time_it_is_told(tmp_path: Path) -> None:
+    """That is how a program knows that the controller lives."""
+    hearing = Hearing(tmp_path, "decode-0")
+    copy = f"import sys; out = open({str(tmp_path / 'decode-0')!r}, 'wb', 0)\nfor line in sys.stdin.buffer: out.write(line)"
+    spec = ProgramSpec("decode-0", "decode", (sys.executable, "-c", copy), environment({}), tmp_path / "log")
+    supervisor = Supervisor(spec, lambda _: None)
+    supervisor.start()
+    with hearing:
+        for _ in range(2):
+            supervisor.set_members([PEER])
+            hearing.until_line(encode(MembersLine((PEER,))).decode())
+        supervisor.stop(PATIENCE_S)
 
 
 def test_a_killed_program_comes_back_as_a_new_peer_and_hears_the_members(watch: Watch) -> None:

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from cluster.core.clock import ManualClock
 from cluster.core.errors import Unavailable
 from cluster.pipe import (
     Answer,
@@ -103,6 +104,24 @@ async def test_followers_see_the_first_list_and_always_the_newest() -> None:
     membership.replace((PREFILL,))
     assert await anext(updates) == (PREFILL,)
     assert membership.current == (PREFILL,)
+
+
+async def test_the_same_list_again_wakes_nobody_and_says_that_the_controller_lives() -> None:
+    clock = ManualClock()
+    membership = Membership(clock)
+    assert membership.age_s() is None
+    updates = membership.updates()
+    membership.replace((DECODE,))
+    assert await anext(updates) == (DECODE,)
+    waiting = asyncio.ensure_future(anext(updates))
+    clock.advance(9)
+    assert membership.age_s() == 9
+    membership.replace((DECODE,))
+    assert membership.age_s() == 0
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    membership.replace((PREFILL,))
+    assert await waiting == (PREFILL,)
 
 
 async def test_a_wish_without_a_supervisor_is_refused() -> None:

@@ -157,6 +157,14 @@ async def test_a_router_that_leaves_is_not_ready_whatever_page_is_asked() -> Non
     assert ready("headrace_router_ready") == 0
 
 
+async def test_how_long_the_controller_has_been_silent_is_told_where_there_is_one() -> None:
+    rig = Rig()
+    value = rig.metrics.registry.get_sample_value
+    assert value("headrace_controller_age_seconds") is None
+    rig.front.told_s = lambda: 7.5
+    assert value("headrace_controller_age_seconds") == 7.5
+
+
 async def test_ids_are_never_the_client_s() -> None:
     rig = Rig()
     rig.dispatcher.script = say("x")

@@ -4,7 +4,8 @@ import { byId, say } from "/dashboard/dom.js";
 import { headers } from "/dashboard/key.js";
 
 const dialog = byId("ask");
-let wanted = null; // what a yes means
+let wanted = null; // what a yes means; null while nothing is asked
+let toasted = 0;
 
 export function askDrain(worker) {
   open({
@@ -40,16 +41,19 @@ function open(question) {
 }
 
 async function act() {
+  const question = wanted;
+  if (question === null || byId("ask-yes").disabled) return;
   if (!byId("ask-count").hidden && !byId("count").reportValidity()) return;
   byId("ask-yes").disabled = true;
-  const problem = await wanted.act();
-  byId("ask-yes").disabled = false;
-  if (problem) {
+  const problem = await question.act();
+  if (wanted !== question) toast(problem || question.done); // closed meanwhile, or another one is open
+  else if (problem) {
+    byId("ask-yes").disabled = false;
     say(byId("ask-problem"), problem);
-    return;
+  } else {
+    dialog.close();
+    toast(question.done);
   }
-  dialog.close();
-  toast(wanted.done);
 }
 
 async function post(path, body) {
@@ -71,13 +75,17 @@ function toast(text) {
   const node = byId("toast");
   say(node, text);
   node.dataset.shown = "";
-  setTimeout(() => {
+  clearTimeout(toasted);
+  toasted = setTimeout(() => {
     delete node.dataset.shown;
     say(node, "");
   }, 4000);
 }
 
 byId("ask-no").addEventListener("click", () => dialog.close());
+dialog.addEventListener("close", () => {
+  if (!dialog.open) wanted = null; // else the next question is open already
+});
 byId("ask-yes").addEventListener("click", act);
 byId("count").addEventListener("keydown", (event) => {
   if (event.key === "Enter") act();

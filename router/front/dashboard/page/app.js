@@ -33,15 +33,18 @@ async function ask() {
     const data = answer.ok ? await answer.json() : null;
     if (key !== state.key) return;
     if (answer.status === 401 || answer.status === 403) lock(answer.status);
-    else if (data !== null) show(data);
+    else if (data !== null) {
+      state.last = data;
+      state.heardAt = performance.now();
+      show(data);
+    }
   } catch {
     // Nobody answered: how old the picture is says so.
   }
 }
 
+// Also shown again, as it was, when the window changes: that makes it no newer.
 function show(data) {
-  state.last = data;
-  state.heardAt = performance.now();
   byId("main").hidden = false;
   byId("sign-out").hidden = !known();
   say(byId("model"), data.model);

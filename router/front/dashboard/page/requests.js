@@ -23,7 +23,14 @@ export function legend() {
 export function requests(recent) {
   const shown = all ? recent : recent.slice(0, FEW);
   const now = new Set(shown.map((one) => one.request));
-  for (const one of recent) if (opened.has(one.request)) opened.set(one.request, one);
+  for (const one of recent) {
+    one.heardAt ??= performance.now();
+    if (opened.has(one.request)) opened.set(one.request, one);
+  }
+  const told = new Set(recent.map((one) => one.request));
+  for (const [request, one] of opened) {
+    if (one.running && !told.has(request)) opened.set(request, { ...one, running: false, outcome: "not told of any more" });
+  }
   const kept = [...opened.values()].filter((one) => !now.has(one.request)); // whoever reads one should not lose it
   byId("no-requests").hidden = recent.length > 0;
   keyed(byId("requests"), [...shown, ...kept], (one) => one.request, newLine, showLine);
@@ -140,13 +147,13 @@ function factsOf(one) {
 
 function when(one) {
   if (one.running) return one.decode ? "running" : "waiting";
-  return `${one.outcome.split(":")[0]}, ${ago(one.ago_s)}`;
+  return `${one.outcome.split(":")[0]}, ${ago(one.ago_s + (performance.now() - one.heardAt) / 1000)}`;
 }
 
 function tone(one) {
   if (one.running) return "busy";
   if (one.outcome === "ok") return "good";
-  return one.outcome === "cancelled" ? "off" : "bad";
+  return ["cancelled", "not told of any more"].includes(one.outcome) ? "off" : "bad";
 }
 
 function route(one) {

@@ -1,0 +1,174 @@
+"""`python -m benchmarks.seen`: what it costs the router to be seen, measured in turns: A B C D, D C B A, ...
+
+    unseen      nothing is counted: no metrics, no dashboard, no traces (benchmarks/instant/unseen.py)
+    metrics     metrics are on, as always; dashboard and traces are off
+    dashboard   the dashboard is on as well, as by default; nobody looks at it
+    watched     /metrics and the dashboard's data are asked for once a second
+All have an instant worker and their router on the same core, which is nobody else's; the client, the workers and the
+routers whose turn it is not have the others. Processor time is that of the router's process. Ratios are taken within a
+round, so that what the machine does meanwhile is in both sides, and the median over rounds is what counts; in brackets the
+middle half of the rounds.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import statistics
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from benchmarks.http_client import HttpClient
+from benchmarks.load import closed_loop
+from benchmarks.machine import describe_machine, today
+from benchmarks.report import head, publish
+from benchmarks.router import share_cores
+from benchmarks.router_peers import MODEL, PROMPT, Door, headrace
+from benchmarks.workloads import Ask
+from cluster.core.clock import Clock, SystemClock
+from cluster.core.errors import HeadraceError, Unavailable
+from router.front.dashboard.paths import DATA
+
+RESULTS = Path(__file__).with_name("results")
+UNSEEN, METRICS, DASHBOARD, WATCHED = SETUPS = ("unseen", "metrics", "dashboard", "watched")
+BASES = {METRICS: UNSEEN, DASHBOARD: METRICS, WATCHED: DASHBOARD}
+AIM = 0.02  # of the router's processor time, for METRICS
+TOKENS = 32
+MANY = 64
+WARM = 128
+LOOK_S = 1.0
+Sample = dict[str, float]
+Rounds = Sequence[Mapping[str, Sample]]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to run: `requests` a turn, before an instant worker of benchmarks/instant."""
+
+    model: str
+    worker: str
+    rounds: int
+    requests: int
+
+
+async def measure(options: Options, clock: Clock) -> Rounds:
+    """Every set-up's figures, round by round. Raises Unavailable."""
+    cores = share_cores()
+    os.sched_setaffinity(0, set(cores.others))  # for the children
+    async with contextlib.AsyncExitStack() as stack:
+        doors = {}
+        for name in SETUPS:
+            off = ("router.dashboard=false",) if name in (UNSEEN, METRICS) else ()
+            entry = "benchmarks.instant.unseen" if name == UNSEEN else None
+            made = headrace(name, options.worker, options.model, cores, clock, settings=off, router=entry)
+            doors[name] = await stack.enter_async_context(made)
+        rounds = []
+        for number in range(options.rounds):
+            turns = SETUPS if number % 2 == 0 else SETUPS[::-1]
+            found = {name: await _turn(name, doors[name], options, clock) for name in turns}
+            rounds.append(found)
+            line = ", ".join(f"{name} {found[name]['cpu_ms']:.3f} ms" for name in SETUPS)
+            print(f"round {number + 1}: {line}", file=sys.stderr)
+        return rounds
+
+
+async def _turn(name: str, door: Door, options: Options, clock: Clock) -> Sample:
+    ask = Ask("chat", PROMPT, TOKENS)
+    async with HttpClient(f"http://127.0.0.1:{door.port}", MODEL, clock) as client:
+        await closed_loop(client, [ask] * WARM, MANY)
+        async with _watched(door, clock) if name == WATCHED else contextlib.nullcontext():
+            cpu, start = door.cpu_s(), clock.now()
+            load = await closed_loop(client, [ask] * options.requests, MANY)
+            seconds, cpu = clock.now() - start, door.cpu_s() - cpu
+    wrong = [t for t in load.timelines if not t.ok or t.output_tokens != TOKENS]
+    if wrong:
+        raise Unavailable(f"{name}: {len(wrong)} of {options.requests} answers were wrong: {wrong[0].error}")
+    return {"cpu_ms": 1000 * cpu / options.requests, "req_s": options.requests / seconds}
+
+
+@contextlib.asynccontextmanager
+async def _watched(door: Door, clock: Clock) -> AsyncIterator[None]:
+    async def look() -> None:
+        async with HttpClient(door.counts or "", MODEL, clock) as admin:
+            while True:
+                for path in ("/metrics", DATA):
+                    if (answer := await admin.get(path)).status != 200:
+                        raise Unavailable(f"{path}: {answer.status}")
+                await asyncio.sleep(LOOK_S)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        looking.cancel()
+        (ended,) = await asyncio.gather(looking, return_exceptions=True)
+        if not isinstance(ended, asyncio.CancelledError):
+            raise Unavailable(f"nobody looked: {ended}")
+
+
+def costs(rounds: Rounds, name: str) -> list[float]:
+    """What a set-up costs more than its base, as a share of the router's processor time, round by round."""
+    return [found[name]["cpu_ms"] / found[BASES[name]]["cpu_ms"] - 1 for found in rounds]
+
+
+def markdown(rounds: Rounds, options: Options, machine: Mapping[str, str]) -> str:
+    """The table."""
+    lines = ["# What it costs to be seen", "", *head(machine)]
+    lines += [f"- worker: {options.worker}; {options.rounds} rounds of {options.requests} requests, {MANY} at a time, "
+              f"{TOKENS} tokens each", ""]  # fmt: skip
+    lines += ["| | CPU ms a request | requests/s | processor time beside | |", "| --- | --- | --- | --- | --- |"]
+    for name in SETUPS:
+        cells = [_cell([found[name][key] for found in rounds], digits) for key, digits in (("cpu_ms", 3), ("req_s", 0))]
+        beside = f"{_percent(costs(rounds, name))} | {BASES[name]}" if name in BASES else "- | "
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} | {beside} |")
+    cost = statistics.median(costs(rounds, METRICS))
+    held = "held" if cost < AIM else "NOT held"
+    lines += ["", f"Metrics cost {100 * cost:.1f} % of the router's processor time: under {100 * AIM:.0f} % is {held}."]
+    assert __doc__ is not None
+    return "\n".join([*lines, "", *__doc__.split("\n", 2)[2].strip().splitlines(), ""])
+
+
+def _middle(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median and the middle half."""
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    return statistics.median(values), low, high
+
+
+def _cell(values: Sequence[float], digits: int) -> str:
+    middle, low, high = (f"{value:,.{digits}f}" for value in _middle(values))
+    return f"{middle} ({low} - {high})"
+
+
+def _percent(shares: Sequence[float]) -> str:
+    middle, low, high = (f"{100 * value:+.1f}" for value in _middle(shares))
+    return f"{middle} % ({low} - {high})"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, or 1 when it could not be run or an answer was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.seen", description="What it costs to be seen")
+    parser.add_argument("--model", default="smollm2-135m", help="whose tokenizer is used; or tracer")
+    parser.add_argument("--worker", choices=("at_once", "stepped"), default="at_once", help="of benchmarks/instant")
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--requests", type=int, default=2000, help=f"a turn, {MANY} at a time")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    given = parser.parse_args(arguments)
+    options = Options(given.model, given.worker, given.rounds, given.requests)
+    clock = SystemClock()
+    machine = describe_machine(clock, "benchmarks.seen", arguments)
+    try:
+        rounds = uvloop.run(measure(options, clock))
+    except HeadraceError as error:
+        print(f"the benchmark could not be run: {error}", file=sys.stderr)
+        return 1
+    stem = f"{today(clock)}-seen-{options.worker.replace('_', '-')}"
+    publish(given.out, stem, markdown(rounds, options, machine), {"machine": machine, "rounds": rounds})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

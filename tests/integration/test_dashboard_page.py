@@ -1,0 +1,131 @@
+"""The dashboard's page in a real browser, over a router that says what a test wants: rare moments, and hostile names."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from playwright.async_api import Page, Route, expect
+
+from cluster.core.clock import SystemClock
+from router.front.dashboard import actions
+from router.overview import FlowNow, Overview, WorkerNow
+from router.records import AttemptRecord, RequestRecord, record_of
+from router.requests import Request, Trace
+from tests.fakes.dispatcher import FakeDispatcher, say
+from tests.integration.browser import Tab, browser, tab
+from tests.integration.front_door_server import Served, serve
+
+CLOCK = SystemClock()
+LOOK = "() => document.dispatchEvent(new Event('visibilitychange'))"  # the page asks at once
+HOSTILE = "<img src=x onerror=alert(1)>\u202e'\"`${1}"
+
+
+def worker(name: str, role: str = "decode") -> WorkerNow:
+    return WorkerNow(name, "h:1", role, 7, "ready", 1, CLOCK.now(), None, 64, 60, 2, 0, 1, 0, 1, 0)
+
+
+def request(name: str, public_id: str, *, running: bool = False) -> RequestRecord:
+    now = CLOCK.now()
+    trace = Trace("prefill-0", "decode-0", 1, arrived=now - 0.5, left=None if running else now)
+    record = record_of(Request(name, public_id, (1, 2, 3), 9), trace, now - 0.49)
+    record.attempts = [AttemptRecord("decode-0", (), False, (), 1.0, 2.0, 40.0)]
+    if not running:
+        record.attempt_ended(record.attempts[0], "ok", now)
+        record.ended("ok", now)
+    return record
+
+
+def overview(*records: RequestRecord, name: str = "decode-0") -> Overview:
+    flows = [FlowNow(("prefill-0", name), 1, 17, 4, 8192, 20.0)]
+    return Overview(CLOCK.now(), [worker("prefill-0", "prefill"), worker(name)], [], flows, [], records, 0, 0, 1)
+
+
+@asynccontextmanager
+async def page_over(seen: Overview) -> AsyncIterator[tuple[Served, Tab]]:
+    async with serve(FakeDispatcher(say("abc"))) as served:
+        served.dispatcher.seen = seen
+        async with browser() as chrome, tab(chrome, f"{served.url}/dashboard") as one:
+            await expect(one.page.locator("main")).to_be_visible()
+            yield served, one
+
+
+async def look(page: Page) -> None:
+    """Until the page has asked once more and shown what it was told."""
+    async with page.expect_response("**/dashboard/data") as heard:
+        await page.evaluate(LOOK)
+    await (await heard.value).finished()
+    await page.evaluate("() => new Promise(requestAnimationFrame)")
+
+
+async def test_a_window_that_changes_makes_an_old_picture_no_newer() -> None:
+    async with page_over(overview()) as (_, one):
+        page = one.page
+        await page.clock.install()
+        await page.reload()
+        await expect(page.locator("#freshness")).to_have_text("live")
+
+        async def away(route: Route) -> None:
+            await route.abort()
+
+        await page.route("**/dashboard/data", away)
+        await page.clock.fast_forward(10_000)
+        await expect(page.locator("body.stale #freshness")).to_contain_text("as of")
+        await page.set_viewport_size({"width": 700, "height": 700})
+        await page.evaluate("() => dispatchEvent(new Event('resize'))")
+        await page.clock.fast_forward(1_000)
+        await expect(page.locator("#freshness")).to_contain_text("as of")
+        assert await page.locator("body.stale").count() == 1
+
+
+async def test_the_answer_to_a_question_that_was_closed_leaves_the_next_one_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(actions, "ANSWER_S", 0.5)
+    async with page_over(overview()) as (served, one):
+        page, served.dispatcher.slowly = one.page, True
+        await page.get_by_role("button", name="Drain decode-0").click()
+        async with page.expect_response("**/admin/drain") as answered:
+            await page.get_by_role("button", name="Drain", exact=True).click()
+            await page.keyboard.press("Escape")
+            await page.get_by_role("button", name="Scale the prefill pool").click()
+        assert (await answered.value).status == 202
+        await expect(page.locator("#toast")).to_have_text("decode-0 is draining.")
+        await expect(page.get_by_role("dialog", name="Scale the prefill pool")).to_be_visible()
+        await expect(page.get_by_role("button", name="Scale", exact=True)).to_be_enabled()
+        await one.assert_clean()
+
+
+async def test_a_request_that_is_read_stays_and_does_not_run_for_ever_when_its_router_forgot_it() -> None:
+    async with page_over(overview(request("r1", "theirs", running=True))) as (served, one):
+        line = one.page.get_by_role("button", name="theirs")
+        await line.click()
+        await expect(line.locator(".outcome")).to_have_text("running")
+        served.dispatcher.seen = overview()
+        await look(one.page)
+        await expect(line.locator(".outcome")).to_contain_text("not told of any more")
+        await expect(one.page.locator(".request .detail")).to_be_visible()
+        await one.assert_clean()
+
+
+async def test_left_open_it_holds_no_more_than_it_shows() -> None:
+    async with page_over(overview()) as (served, one):
+        counts = []
+        for turn in range(30):
+            served.dispatcher.seen = overview(*(request(f"r{turn}-{i}", f"id-{turn}-{i}") for i in range(40)))
+            await look(one.page)
+            counts.append(await one.page.evaluate("() => document.querySelectorAll('*').length"))
+        assert counts[-1] == counts[5]
+        await one.assert_clean()
+
+
+async def test_names_that_somebody_chose_are_text() -> None:
+    hostile = overview(request("r1", HOSTILE), name=HOSTILE)
+    hostile = replace(hostile, workers=[replace(each, state=f"mismatch: {HOSTILE}") for each in hostile.workers])
+    async with page_over(hostile) as (_, one):
+        page = one.page
+        await page.locator(".request button").first.click()
+        await expect(page.locator(".request .id").first).to_have_text(HOSTILE)
+        await expect(page.locator("#handoffs th").first).to_contain_text(HOSTILE)
+        assert await page.locator("main img").count() == 0
+        await one.assert_clean()
