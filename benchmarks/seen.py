@@ -4,10 +4,9 @@
     metrics     metrics are on, as always; dashboard and traces are off
     dashboard   the dashboard is on as well, as by default; nobody looks at it
     watched     /metrics and the dashboard's data are asked for once a second
-All have an instant worker and their router on the same core, which is nobody else's; the client, the workers and the
-routers whose turn it is not have the others. Processor time is that of the router's process. Ratios are taken within a
-round, so that what the machine does meanwhile is in both sides, and the median over rounds is what counts; in brackets the
-middle half of the rounds.
+All have an instant worker. Routers share one core and take turns on it; the client and the workers have the others.
+Processor time is that of the router's process. Ratios are taken within a round, so that what the machine does meanwhile
+is in both sides, and the median over rounds is what counts; in brackets the middle half of the rounds.
 """
 
 import argparse

@@ -2,7 +2,8 @@
 
 1. spawn    the program in its own session, stdin and stdout piped, stderr appended to its log
 2. hear     its ready line; every change of state is reported at once. What a router asks for goes to `fulfil`
-3. feed     the members list, each time it is told, and answers, from a thread of its own: a frozen program never blocks anybody
+3. feed     the members list each time it is told, and answers, from a thread of its own: a frozen program never blocks
+            anybody
 4. end      it exited: sweep what is left of its session, wait (longer after each early death), spawn again
 5. stop     SIGTERM, a bounded time to drain, SIGKILL
 

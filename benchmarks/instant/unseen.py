@@ -1,6 +1,7 @@
-"""`python -m benchmarks.instant.unseen`: a router that counts nothing of what it serves: what being seen is measured by.
+"""`python -m benchmarks.instant.unseen`: a router that counts nothing of what it serves.
 
-Times, tokens and outcomes of calls are not observed. What the dispatcher needs to know for itself it knows as ever.
+What being seen costs is measured beside it: times, tokens and outcomes of calls are not observed. What the dispatcher
+needs to know for itself it knows as ever.
 """
 
 import sys

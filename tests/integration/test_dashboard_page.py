@@ -1,4 +1,4 @@
-"""The dashboard's page in a real browser, over a router that says what a test wants: rare moments, and hostile names."""
+"""The dashboard's page in a real browser, over a router that says what a test wants: rare moments, hostile names."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -101,7 +101,8 @@ def test_ready_members_and_an_orderly_stop(watch: Watch) -> None:
 def test_the_same_list_is_passed_on_each_time_it_is_told(tmp_path: Path) -> None:
     """That is how a program knows that the controller lives."""
     hearing = Hearing(tmp_path, "decode-0")
-    copy = f"import sys; out = open({str(tmp_path / 'decode-0')!r}, 'wb', 0)\nfor line in sys.stdin.buffer: out.write(line)"
+    fifo = str(tmp_path / "decode-0")
+    copy = f"import sys; out = open({fifo!r}, 'wb', 0)\nfor line in sys.stdin.buffer: out.write(line)"
     spec = ProgramSpec("decode-0", "decode", (sys.executable, "-c", copy), environment({}), tmp_path / "log")
     supervisor = Supervisor(spec, lambda _: None)
     supervisor.start()
