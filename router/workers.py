@@ -31,6 +31,7 @@ from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pai
 from router.prefix_index import PrefixIndex
 from router.requests import Limits
 
+LONGEST_NAME = 128  # of a worker, on pages and in labels
 CONFIRM_S = 1.0  # a suspect whose session has been as silent for this much longer is lost
 BOTH_GONE_S = 1.0  # a worker whose session and watch have both broken is lost after this
 
@@ -93,7 +94,7 @@ def read_hello(hello: WatchHello) -> Facts:
     """The facts of a live Hello."""
     identity, layout = hello.identity, hello.identity.layout
     return Facts(
-        name=identity.worker,
+        name=identity.worker[:LONGEST_NAME],
         epoch=identity.epoch,
         role=identity.role,
         shape=Shape(

@@ -39,18 +39,25 @@ async def scrape(running: Stack) -> Scrape:
     return Scrape(tuple((s.name, s.labels, s.value) for family in families for s in family.samples))
 
 
-def adds_up(seen: Scrape, asks: Sequence[Ask]) -> Laws:
-    """What holds at rest after exactly these requests, all answered, whatever went wrong inside: (one side, other)."""
-    tokens = sum(len(tokens) for ask in asks for tokens, _ in ask.right)
+def adds_up(seen: Scrape, asks: Sequence[Ask], left: Sequence[Ask]) -> Laws:
+    """What holds at rest after exactly these requests, whatever went wrong inside: (one side, other).
+
+    `asks` were all answered; clients of those in `left` went away when their answer had begun.
+    """
+    every = [*asks, *left]
+    least, most = (sum(len(tokens) for ask in some for tokens, _ in ask.right) for some in (asks, every))
+    good, gone = (seen.sum("headrace_requests_total", outcome=outcome) for outcome in ("ok", "cancelled"))
+    out = seen.sum("headrace_output_tokens_total")
     laws: Laws = {
-        "outcomes are requests": (seen.sum("headrace_requests_total"), len(asks)),
-        "and all of them good": (seen.sum("headrace_requests_total", outcome="ok"), len(asks)),
-        "the dispatcher counts the same": (seen.sum("headrace_dispatched_total"), len(asks)),
-        "each has a first token": (seen.sum("headrace_ttft_seconds_count"), len(asks)),
-        "and an end": (seen.sum("headrace_e2e_seconds_count"), len(asks)),
-        "and waited once": (seen.sum("headrace_queue_seconds_count"), len(asks)),
-        "tokens out are what clients saw": (seen.sum("headrace_output_tokens_total"), tokens),
-        "prompts are what clients sent": (seen.sum("headrace_prompt_tokens_total"), sum(len(a.prompt) for a in asks)),
+        "outcomes are requests": (seen.sum("headrace_requests_total"), len(every)),
+        "and all of them good, but of clients that left": (good + gone, len(every)),
+        "of whom there are no more": (max(gone, len(left)), len(left)),
+        "the dispatcher counts the same": (seen.sum("headrace_dispatched_total"), len(every)),
+        "each has a first token": (seen.sum("headrace_ttft_seconds_count"), len(every)),
+        "and an end where it is good": (seen.sum("headrace_e2e_seconds_count"), good),
+        "and waited once": (seen.sum("headrace_queue_seconds_count"), len(every)),
+        "tokens out are what clients saw": (out, min(max(out, least), most)),
+        "prompts are what clients sent": (seen.sum("headrace_prompt_tokens_total"), sum(len(a.prompt) for a in every)),
     }
     for name in ("requests_in_flight", "queue_requests", "queue_tokens", "attempts_running", "bookings",
                  "permits_in_use", "worker_in_use", "worker_batch_sequences", "pair_slots_set_aside"):  # fmt: skip
@@ -106,12 +113,14 @@ def broken(laws: Laws) -> Laws:
     return {law: sides for law, sides in laws.items() if sides[0] != sides[1]}
 
 
-async def assert_adds_up(running: Stack, asks: Sequence[Ask], *, once: bool, within_s: float = 2.0) -> Scrape:
+async def assert_adds_up(
+    running: Stack, asks: Sequence[Ask], *, once: bool, left: Sequence[Ask] = (), within_s: float = 2.0
+) -> Scrape:
     """Fails naming every law that does not hold when all workers have told of the last request."""
     seen: list[Scrape] = []
 
     def laws() -> Laws:
-        return adds_up(seen[-1], asks) | (all_was_computed_once(seen[-1]) if once else {})
+        return adds_up(seen[-1], asks, left) | (all_was_computed_once(seen[-1]) if once else {})
 
     async def hold() -> bool:
         seen.append(await scrape(running))

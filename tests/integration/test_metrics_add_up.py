@@ -3,13 +3,13 @@
 import asyncio
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from cluster.core.config import ClusterConfig
-from tests.integration.asks import EOS, PATH, Ask, End, GrpcClient, ask_http, random_ask
+from tests.integration.asks import EOS, PATH, Ask, End, GrpcClient, Leave, ask_http, random_ask
 from tests.integration.scrape import Scrape, assert_adds_up
 from tests.integration.stack import BLOCK, Stack, config, post_bytes, stack
 from tests.integration.test_fault_points import FAULTS
@@ -17,15 +17,19 @@ from tests.otlp_receiver import Receiver, receiving
 from tests.queries import all_queries, selectors
 
 
-async def load(running: Stack, asks: list[Ask], together: int) -> None:
-    """Send them; every answer is judged, and none may be an error."""
-    waiting: Iterator[Ask] = iter(asks)
+BEGUN = Leave(answer_bytes=1)
+
+
+async def load(running: Stack, asks: list[Ask], together: int, left: Sequence[Ask] = ()) -> None:
+    """Send them; every answer is judged, and none may be an error. Of those in `left` clients leave once they begin."""
+    every: list[tuple[Ask, Leave | None]] = [*((ask, None) for ask in asks), *((ask, BEGUN) for ask in left)]
+    waiting: Iterator[tuple[Ask, Leave | None]] = iter(random.Random("order").sample(every, len(every)))
     async with GrpcClient(running) as client, asyncio.TaskGroup() as group:
 
         async def work() -> None:
-            for ask in waiting:
-                outcome = await (ask_http(running, ask) if ask.api == "http" else client.ask(ask))
-                assert outcome.end is End.OK, (ask, outcome)
+            for ask, leave in waiting:
+                outcome = await (ask_http(running, ask, leave) if ask.api == "http" else client.ask(ask, leave))
+                assert outcome.end is (End.OK if leave is None else End.LEFT), (ask, outcome)
 
         for _ in range(together):
             group.create_task(work())
@@ -47,8 +51,7 @@ def unanswered(query: str, seen: Scrape) -> list[str]:
     return missing
 
 
-async def check_clean(running: Stack) -> None:
-    asks = mixed(40, "clean")
+async def check_clean(running: Stack, asks: list[Ask]) -> None:
     await load(running, asks, together=1)
     seen = await assert_adds_up(running, asks, once=True)
     assert seen.sum("headrace_cached_tokens_total") > 0
@@ -60,6 +63,14 @@ async def check_clean(running: Stack) -> None:
     assert seen.sum("headrace_worker_step_seconds_count") > 0
     assert seen.sum("headrace_workers") == 4
     assert not {where: missing for where, query in all_queries() if (missing := unanswered(query, seen))}
+
+
+async def check_leavers(running: Stack, before: list[Ask]) -> None:
+    """Others come and go: what they made and took is in the same books."""
+    asks, left = mixed(20, "staying"), mixed(20, "leaving")
+    await load(running, asks, together=6, left=left)
+    await running.quiet()
+    await assert_adds_up(running, [*before, *asks], once=False, left=left)
 
 
 async def check_trace(running: Stack, receiver: Receiver) -> None:
@@ -84,7 +95,8 @@ def test_clean_requests_add_up_and_one_that_is_traced_is_a_trace(tmp_path: Path)
         tracing = {"otlp_endpoint": f"127.0.0.1:{receiver.port}", "insecure": True, "sample_share": 0.0}
         settings = config(tracing=tracing).model_copy(update={"log_format": "json"})
         with stack(settings, tmp_path) as running:
-            asyncio.run(check_clean(running))
+            asyncio.run(check_clean(running, asks := mixed(40, "clean")))
+            asyncio.run(check_leavers(running, asks))
             asyncio.run(check_trace(running, receiver))
             for program in running.cluster.names:
                 lines = running.cluster.log(program).splitlines()
@@ -93,12 +105,12 @@ def test_clean_requests_add_up_and_one_that_is_traced_is_a_trace(tmp_path: Path)
 
 
 async def check_faults(running: Stack) -> None:
-    asks = mixed(2000, "faults")
+    asks, left = mixed(1800, "faults"), mixed(200, "leaving")
     async with asyncio.timeout(900):
-        await load(running, asks, together=12)
+        await load(running, asks, together=12, left=left)
     await running.all_ready()
     await running.quiet()
-    seen = await assert_adds_up(running, asks, once=False, within_s=10.0)
+    seen = await assert_adds_up(running, asks, once=False, left=left, within_s=10.0)
     lives = [status for name in running.pids() if (status := running.cluster.status(name)) is not None]
     restarts = sum(status.restarts for status in lives)  # every life meets its offer.kill or engine.kill
     assert seen.sum("headrace_worker_restarts_total") == restarts >= 2

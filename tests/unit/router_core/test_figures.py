@@ -4,11 +4,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from cluster.core.handoff_ends import JOB_ENDS, LOCAL_REASONS
-from cluster.stubs.watch_pb2 import Durations, Pair, Status, WatchEvent
+from cluster.stubs.common_pb2 import WorkerIdentity
+from cluster.stubs.watch_pb2 import Durations, Pair, Status, WatchEvent, WatchHello
 from router.figures import WorkerFigures
 from router.front.auth import Gate
 from router.front.fleet_metrics import FleetCollector
 from router.lives import LEFT_S, LOST_S, MOST_LIVES, Lives
+from router.workers import LONGEST_NAME, read_hello
 from tests.unit.router_core.fakes import FakeWorker
 from tests.unit.router_core.world import World, world
 
@@ -71,6 +73,11 @@ def test_what_a_worker_makes_up_makes_no_more_series_than_there_are_words() -> N
         told = [sample for sample in seen if sample.name == name and sample.labels["worker"] == "d0"]
         assert len(told) <= 101
         assert sum(sample.value for sample in told) == 1000
+
+
+def test_no_name_is_longer_than_a_label_should_be() -> None:
+    hello = WatchHello(identity=WorkerIdentity(worker="w" * 5000, epoch=1, role="decode"))
+    assert len(read_hello(hello).name) == LONGEST_NAME
 
 
 def test_what_has_not_happened_is_told_as_nothing() -> None:
