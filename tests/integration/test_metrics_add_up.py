@@ -16,7 +16,6 @@ from tests.integration.test_fault_points import FAULTS
 from tests.otlp_receiver import Receiver, receiving
 from tests.queries import all_queries, selectors
 
-
 BEGUN = Leave(answer_bytes=1)
 
 
