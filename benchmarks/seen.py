@@ -79,7 +79,10 @@ async def _turn(name: str, door: Door, options: Options, clock: Clock) -> Sample
     ask = Ask("chat", PROMPT, TOKENS)
     async with HttpClient(f"http://127.0.0.1:{door.port}", MODEL, clock) as client:
         await closed_loop(client, [ask] * WARM, MANY)
-        async with _watched(door, clock) if name == WATCHED else contextlib.nullcontext():
+        looking: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
+        if name == WATCHED:
+            looking = _watched(door, clock)
+        async with looking:
             cpu, start = door.cpu_s(), clock.now()
             load = await closed_loop(client, [ask] * options.requests, MANY)
             seconds, cpu = clock.now() - start, door.cpu_s() - cpu
