@@ -33,7 +33,7 @@ class _TokensBody(Body):
     def parse(cls, raw: bytes) -> Self:
         """Raises InvalidRequest naming the field."""
         try:
-            return cls.model_validate(json_object(raw))
+            return cls.model_validate(json_object(raw, cls.model_fields.keys()))
         except ValidationError as error:
             raise named(error) from None
 
