@@ -18,15 +18,25 @@ from router.placement import Rates, Snapshot, WorkerLoad, read_rates
 
 @dataclass(slots=True)
 class Report:
-    """A worker's last status, and when it came. `ended`: reported prompts known to be read since."""
+    """A worker's last status, and when it came. `ended`: reported prompts known to be read since.
+
+    A worker may tell nonsense: what is reckoned with is read here, once, and less than nothing counts as nothing.
+    """
 
     status: Status
     at: float
     ended: int = 0
     rates: Rates = field(init=False)
+    queue: tuple[int, ...] = field(init=False)
+    active: int = field(init=False)  # sequences that it runs, or is about to
+    context: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rates = read_rates(self.status.rates)
+        told = self.status
+        self.rates = read_rates(told.rates)
+        self.queue = tuple(positions for positions in told.queue if positions > 0)
+        self.active = sum(max(0, count) for count in (told.running, told.waiting, told.handing_off))
+        self.context = max(0, told.context_tokens)
 
 
 def queue_now(report: Report, booked: Sequence[tuple[int, float, bool]], now: float, *, alone: bool) -> tuple[int, ...]:
@@ -34,7 +44,7 @@ def queue_now(report: Report, booked: Sequence[tuple[int, float, bool]], now: fl
 
     `alone`: nothing but prompts runs there.
     """
-    queue, rates = list(report.status.queue), report.rates
+    queue, rates = report.queue, report.rates
     rate = rates.tokens_per_s if alone and rates.prefill else 0.0
     left, unused = advance(queue, rate * max(0.0, now - report.at))
     left = left[max(0, report.ended - (len(queue) - len(left))) :]

@@ -23,6 +23,7 @@ from cluster.core.errors import Unavailable
 from cluster.core.keys import KEY_BYTES, BlockKey
 from cluster.core.protocol import PROTOCOL
 from cluster.stubs.watch_pb2 import Status, WatchEvent, WatchHello
+from router.facts import NOBODY, read_hello
 from router.figures import pairs_json
 from router.health import Health
 from router.lives import Lives
@@ -31,7 +32,6 @@ from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pai
 from router.prefix_index import PrefixIndex
 from router.requests import Limits
 
-LONGEST_NAME = 128  # of a worker, on pages and in labels
 CONFIRM_S = 1.0  # a suspect whose session has been as silent for this much longer is lost
 BOTH_GONE_S = 1.0  # a worker whose session and watch have both broken is lost after this
 
@@ -65,49 +65,6 @@ class SessionState:
     epoch: int = 0  # from the worker's Hello on this session; 0 before it came
     last_seen: float = 0.0
     broken_at: float | None = None  # since then attempts wait for it to come back
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a worker's Hello says, for good: as plain values, because placement reads them all the time."""
-
-    name: str
-    epoch: int
-    role: str
-    shape: Shape
-    max_context: int
-    num_blocks: int
-    vocab_size: int
-    eos_ids: tuple[int, ...]
-    routing_stride: int  # blocks of a chain from one that is told to the next
-
-    @property
-    def pool_tokens(self) -> int:
-        """Positions of the whole pool."""
-        return self.num_blocks * self.shape.layout[3]
-
-
-NOBODY = Facts("", 0, "", Shape(0, (0, 0, 0, 0, ""), b""), 0, 0, 0, (), 1)
-
-
-def read_hello(hello: WatchHello) -> Facts:
-    """The facts of a live Hello."""
-    identity, layout = hello.identity, hello.identity.layout
-    return Facts(
-        name=identity.worker[:LONGEST_NAME],
-        epoch=identity.epoch,
-        role=identity.role,
-        shape=Shape(
-            identity.protocol,
-            (layout.layers, layout.kv_heads, layout.head_dim, layout.block_size, layout.dtype),
-            identity.fingerprint,
-        ),
-        max_context=hello.max_context,
-        num_blocks=hello.num_blocks,
-        vocab_size=hello.vocab_size,
-        eos_ids=tuple(hello.eos_ids),
-        routing_stride=max(1, hello.routing_stride),
-    )
 
 
 class WorkerView:
@@ -227,6 +184,8 @@ class WorkerView:
             return f"mismatch: protocol {self.facts.shape.protocol}, this router speaks {PROTOCOL}"
         if self.role not in ("prefill", "decode"):
             return f"mismatch: unknown role {self.role!r}"
+        if self.facts.absurd:
+            return f"mismatch: {self.facts.absurd}"
         if self.lost:
             return "lost"
         if self.role == "decode" and not self.session_ready():
@@ -242,7 +201,6 @@ class WorkerView:
         facts, report = self.facts, self.report
         if report is None:
             raise Unavailable(f"{self.address} is not ready")
-        status = report.status
         fresh = [booking for booking in self.bookings.values() if not booking.reported]
         unread = [(b.tokens, b.at, b.reported) for b in self.bookings.values() if b.tokens]
         room = self.free_blocks - sum(booking.blocks for booking in fresh)
@@ -257,9 +215,9 @@ class WorkerView:
             num_blocks=facts.num_blocks,
             rates=report.rates,
             queue=queue_now(report, unread, now, alone=self.role == "prefill"),
-            window_tokens=status.window_tokens,
-            active=status.running + status.waiting + status.handing_off + sum(b.sequences for b in fresh),
-            context=status.context_tokens + sum(b.context for b in fresh),
+            window_tokens=report.status.window_tokens,
+            active=report.active + sum(b.sequences for b in fresh),
+            context=report.context + sum(b.context for b in fresh),
             room_blocks=room,
             cooling=self._cooling(now),
         )

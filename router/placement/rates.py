@@ -15,6 +15,7 @@ DEFAULT_TOKENS_PER_S = 1000.0
 DEFAULT_STEP_MS = 10.0
 DEFAULT_GB_PER_S = 10.0
 DEFAULT_CHUNK = 256
+LEAST, MOST = 1e-9, 1e12  # of any measurement, in its unit: what is beyond was not measured
 # A step reads weights once and each stream's KV: it has doubled at so many streams, or so much KV.
 DOUBLE_BATCH = 32.0
 DOUBLE_CONTEXT = 262_144.0
@@ -78,14 +79,21 @@ class Rates:
 
 
 def read_rates(message: RatesMessage) -> Rates:
-    """From a Status; entries that say nothing are left out."""
+    """From a Status; entries that say nothing, or nothing that can be, are left out."""
+    chunk = message.chunk_tokens if message.chunk_tokens > 0 else DEFAULT_CHUNK
+    steps = (s for s in message.steps if _can_be(s.seconds) and s.batch >= 0 and s.context_tokens >= 0)
     return Rates(
-        prefill=tuple((r.depth, r.tokens_per_s) for r in message.prefill if r.tokens_per_s > 0),
-        steps=tuple(StepCell(s.batch, s.context_tokens, s.seconds * 1000) for s in message.steps if s.seconds > 0),
-        links={link.epoch: link.gb_per_s for link in message.links},
-        chunk_tokens=message.chunk_tokens or DEFAULT_CHUNK,
-        local_chunk_tokens=message.local_chunk_tokens or message.chunk_tokens or DEFAULT_CHUNK,
+        prefill=tuple((r.depth, r.tokens_per_s) for r in message.prefill if _can_be(r.tokens_per_s)),
+        steps=tuple(StepCell(s.batch, s.context_tokens, s.seconds * 1000) for s in steps),
+        links={link.epoch: link.gb_per_s for link in message.links if _can_be(link.gb_per_s)},
+        chunk_tokens=chunk,
+        local_chunk_tokens=message.local_chunk_tokens if message.local_chunk_tokens > 0 else chunk,
     )
+
+
+def _can_be(measured: float) -> bool:
+    """Not of NaN, nor of what a sum or a quotient would make infinite or 0."""
+    return LEAST <= measured <= MOST
 
 
 def _shape(batch: int, context: int) -> float:

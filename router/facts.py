@@ -1,0 +1,57 @@
+"""What a worker's hello says of it, for good."""
+
+from dataclasses import dataclass
+
+from cluster.stubs.watch_pb2 import WatchHello
+from router.placement import Shape
+
+LONGEST_NAME = 128  # of a worker, on pages and in labels
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a worker's Hello says, for good: as plain values, because placement reads them all the time."""
+
+    name: str
+    epoch: int
+    role: str
+    shape: Shape
+    max_context: int
+    num_blocks: int
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    routing_stride: int  # blocks of a chain from one that is told to the next
+
+    @property
+    def pool_tokens(self) -> int:
+        """Positions of the whole pool."""
+        return self.num_blocks * self.shape.layout[3]
+
+    @property
+    def absurd(self) -> str:
+        """What cannot be, of what it says; "" where all can: nothing is divided by a block of no size."""
+        sizes = {"block_size": self.shape.layout[3], "num_blocks": self.num_blocks, "max_context": self.max_context}
+        return ", ".join(f"{name} {size}" for name, size in sizes.items() if size < 1)
+
+
+NOBODY = Facts("", 0, "", Shape(0, (0, 0, 0, 0, ""), b""), 0, 0, 0, (), 1)
+
+
+def read_hello(hello: WatchHello) -> Facts:
+    """The facts of a live Hello."""
+    identity, layout = hello.identity, hello.identity.layout
+    return Facts(
+        name=identity.worker[:LONGEST_NAME],
+        epoch=identity.epoch,
+        role=identity.role,
+        shape=Shape(
+            identity.protocol,
+            (layout.layers, layout.kv_heads, layout.head_dim, layout.block_size, layout.dtype),
+            identity.fingerprint,
+        ),
+        max_context=hello.max_context,
+        num_blocks=hello.num_blocks,
+        vocab_size=hello.vocab_size,
+        eos_ids=tuple(hello.eos_ids),
+        routing_stride=max(1, hello.routing_stride),
+    )
