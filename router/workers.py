@@ -263,7 +263,10 @@ class Workers:
         return lend(decode, prefill)
 
     def for_request(self, loads: Snapshot, keys_of: KeysOf, without: set[str]) -> Snapshot:
-        """`loads` with the prefix hits of one request. `without`: decode workers kept free for somebody else."""
+        """`loads` with the prefix hits of one request. `without`: workers kept free for somebody else.
+
+        A prefill worker of these is there, and takes nothing: what waits for it is read by no decode worker instead.
+        """
         depths: dict[tuple[Shape, int], dict[int, int]] = {}
 
         def hit(load: WorkerLoad) -> WorkerLoad:
@@ -276,7 +279,8 @@ class Workers:
             return replace(load, cached_tokens=depth * stride * load.block_size) if depth else load
 
         decode = tuple(hit(load) for load in loads.decode if load.address not in without)
-        return Snapshot(decode, tuple(hit(load) for load in loads.prefill))
+        prefill = (replace(load, cooling=True) if load.address in without else load for load in loads.prefill)
+        return Snapshot(decode, tuple(hit(load) for load in prefill))
 
     def limits(self, now: float) -> Limits:
         """What fits. Raises Unavailable, naming why, while no pair of workers is ready.

@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping
 
 from router.placement import estimate as reckon
-from router.placement.eligible import BUSY, Field, candidates
+from router.placement.eligible import Field, busy, candidates
 from router.placement.estimate import Reading
 from router.placement.types import Demand, Estimate, NoPair, Placement, Snapshot, Wait, WorkerLoad
 
@@ -32,7 +32,7 @@ class Cost:
         reads = {p.address: reckon.reading(p, demand) for workers in field.prefill.values() for p in workers}
         options = _options(field, reads)
         if not options:
-            return BUSY
+            return busy(field)
         limit = min(option[0].total_ms for option in options) + NEAR_MS
         best, decode, prefill = rng.choice([option for option in options if option[0].total_ms <= limit])
         answer, ready = reckon.answer(decode, demand), field.ready.get(decode.shape, ())

@@ -6,6 +6,7 @@
 3. *Cooling.* A failing decode worker is chosen only when every other is failing too (FAULTS F13).
 4. *Room.* Decode must have room now (late binding). A prefill worker must take the prompt now: neither refusing work
    nor beyond its admission window; while none would, the request waits in the router, not in a decode worker's blocks.
+   Either way it is told who is nearest to having room: that worker can be kept free for it (router/dispatcher.py).
 5. *Avoided.* A worker on which this request already failed, or that turned it away, only when there is no other.
 6. *Who reads the prompt.* D by itself when no prefill worker fits, when the request demands it, or with at most
    `local_max_tokens` positions to compute; otherwise as the policy says.
@@ -20,7 +21,6 @@ from router.placement.types import Demand, Estimate, NoPair, Placement, Shape, S
 
 MAX_PREFILL = 3  # D tries at most two; the third is for when one of them has just gone
 MAX_CONSIDERED = 3  # pairs a Placement tells of
-BUSY = Wait("prefill workers are busy")
 
 
 class HasShape(Protocol):
@@ -88,7 +88,14 @@ def in_order(
         if alone or ranked:
             prefill = None if alone else ranked[0]
             return field.served(estimate(worker, prefill, field.demand), worker, ranked)
-    return BUSY
+    return busy(field)
+
+
+def busy(field: Field) -> Wait:
+    """Every decode worker wants a prefill worker, and none takes the prompt now."""
+    fitting = [p for shape in {d.shape for d in field.decode} for p in field.prefill[shape]]
+    ahead = {p.address: (p.cooling, p.queued_tokens + p.missing(field.demand.tokens), p.address) for p in fitting}
+    return Wait("prefill workers are busy", min(ahead, key=ahead.__getitem__))
 
 
 def pairable(decode: Iterable[Shaped], prefill: Iterable[HasShape]) -> list[Shaped]:

@@ -159,7 +159,8 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not now. `best`: the decode worker nearest to having room. `hopeless`: no live worker could ever take it."""
+    """Not now. `best`: the worker nearest to having room, prefill or decode. `hopeless`: no live worker could ever take
+    it."""
 
     reason: str
     best: str | None = None

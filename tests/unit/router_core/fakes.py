@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cluster.core.protocol import PROTOCOL
 from cluster.stubs import session_pb2 as pb
 from cluster.stubs.common_pb2 import Layout, WorkerIdentity
-from cluster.stubs.watch_pb2 import Snapshot, Status, WatchEvent, WatchHello
+from cluster.stubs.watch_pb2 import Rates, Snapshot, Status, WatchEvent, WatchHello
 from router.requests import Request
 from router.workers import WorkerView
 
@@ -78,6 +78,8 @@ class FakeWorker:
     fingerprint: bytes = b"weights"
     max_context: int = 256
     queued_tokens: int = 0
+    window_tokens: int = 0
+    chunk_tokens: int = 0
     up: bool = True
     draining: bool = False
     works: dict[str, Work] = field(default_factory=dict)
@@ -128,6 +130,8 @@ class FakeWorker:
             running=len(self.works),
             queued_tokens=self.queued_tokens,
             queue=[self.queued_tokens] if self.queued_tokens else [],
+            window_tokens=self.window_tokens,
+            rates=Rates(chunk_tokens=self.chunk_tokens),
         )
 
     def take(self, message: pb.FromRouter) -> None:

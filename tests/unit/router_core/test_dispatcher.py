@@ -202,6 +202,28 @@ def test_a_large_request_is_overtaken_only_for_a_while() -> None:
     assert 1 < attempts.index("large.1") < 20
 
 
+def test_a_prompt_beyond_the_window_is_overtaken_on_prefill_only_for_a_while() -> None:
+    """It is taken when nothing is queued there, and shorter ones that still fit would see to it that this never comes."""
+    made = world()
+    prefill, decode = made.workers["p0:1"], made.workers["d0:1"]
+    decode.blocks, prefill.window_tokens, prefill.chunk_tokens, prefill.queued_tokens = 999, 120, 16, 20
+    made.heartbeat()
+    long = made.ask(request("long", prompt=(1,) * 150))
+    for short in range(40):
+        if long.over:
+            break
+        sent = len(submits(decode))
+        made.ask(request(f"short{short}", prompt=(2,) * 90))
+        prefill.queued_tokens = 20 if len(submits(decode)) > sent else 0
+        made.advance()
+    assert long.outcomes == [None]
+    assert long.trace.prefill_worker == "p0"
+    attempts = [s.attempt for s in submits(decode)]
+    assert 4 < attempts.index("long.1") < 20, "it was overtaken, for a while"
+    made.run()
+    assert all(client.outcomes == [None] for client in made.clients.values())
+
+
 def test_stopping_every_sample_ends_the_request() -> None:
     made = world()
     client = made.ask(request("r", max_tokens=9, n=2))

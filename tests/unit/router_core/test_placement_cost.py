@@ -112,7 +112,7 @@ def test_decode_reads_the_prompt_where_that_is_cheaper(
 
 def test_dear_reading_on_decode_is_no_way_out_of_waiting() -> None:
     snapshot = Snapshot((worker("d0", active=30, queue=(4000,)),), (worker("p0", queue=(10,), cooling=True),))
-    assert POLICIES["cost"]().place(LONG, snapshot, random.Random(0)) == Wait("prefill workers are busy")
+    assert POLICIES["cost"]().place(LONG, snapshot, random.Random(0)) == Wait("prefill workers are busy", "p0")
 
 
 def test_what_was_compared_is_told() -> None:

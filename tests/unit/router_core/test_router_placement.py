@@ -122,7 +122,7 @@ def test_what_no_live_worker_could_ever_take_waits_for_none(policy: str) -> None
 def test_prefill_workers_that_refuse_get_no_work_for_a_while(policy: str) -> None:
     busy = [worker("p0", cooling=True), worker("p1", cooling=True)]
     streaming = worker("d0", active=9)
-    assert ask(policy, LONG, [streaming], busy) == Wait("prefill workers are busy")
+    assert ask(policy, LONG, [streaming], busy) == Wait("prefill workers are busy", "p0")
     assert chosen(policy, SHORT, [streaming], busy).local
     assert chosen(policy, replace(LONG, force_local=True), [streaming], busy).local
     assert chosen(policy, LONG, [streaming], [*busy, worker("p2", queue=(900,))]).prefill[0].name == "p2"
@@ -141,7 +141,7 @@ def test_a_prompt_that_turned_away_goes_elsewhere(policy: str) -> None:
 def test_a_prompt_beyond_the_window_of_a_prefill_worker_waits_in_the_router(policy: str) -> None:
     full = worker("p0", queue=(3500,), window_tokens=4096)
     streaming = worker("d0", active=9, queue=(4000,))
-    assert ask(policy, LONG, [streaming], [full]) == Wait("prefill workers are busy")
+    assert ask(policy, LONG, [streaming], [full]) == Wait("prefill workers are busy", "p0")
     for roomy in (
         replace(full, queue=()),
         replace(full, cached_tokens=960),
