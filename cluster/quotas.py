@@ -180,10 +180,15 @@ class LocalQuotas:
         """See QuotaBook."""
 
     def _account(self, tenant: str, quota: Quota) -> _Account:
+        """With the limits that this tenant has now: they may have changed since it asked last."""
         account = self._accounts.setdefault(tenant, _Account())
         limits: dict[Kind, int | None] = {"requests": quota.requests_per_minute, "tokens": quota.tokens_per_minute}
         for kind, limit in limits.items():
-            if limit is not None and kind not in account.buckets:
+            if limit is None:
+                account.buckets.pop(kind, None)
+            elif kind in account.buckets:
+                account.buckets[kind].per_minute = limit
+            else:
                 account.buckets[kind] = Bucket(limit, float(limit), self._now())
         return account
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from cluster.core.clock import Clock
 from cluster.core.errors import Overloaded, RateLimited, Unavailable
 from cluster.core.ids import new_request_id
-from cluster.quotas import LEASE_S, LocalQuotas, QuotaBook, QuotasUnavailable, Refusal, Settlement, Take
+from cluster.quotas import LEASE_S, LocalQuotas, Quota, QuotaBook, QuotasUnavailable, Refusal, Settlement, Take
 from router.tenants import Tenant
 
 PROBE_S = 1.0
@@ -52,7 +52,7 @@ class Permits:
         self._fail_closed = fail_closed
         self._held: dict[str, dict[str, Take]] = {}
         self._ended: dict[str, Settlement] = {}
-        self._closed_until: dict[str, float] = {}
+        self._closed_until: dict[str, tuple[Quota, float]] = {}
         self._news = asyncio.Event()
         self._renewed = clock.now()
         self.shared_up = shared is not None
@@ -73,7 +73,8 @@ class Permits:
 
     def check(self, tenant: Tenant) -> None:
         """Raises RateLimited while it is known that this tenant has no request left; costs nothing."""
-        if (left := self._closed_until.get(tenant.name, 0.0) - self._clock.now()) > 0:
+        quota, until = self._closed_until.get(tenant.name, (tenant.quota, 0.0))
+        if quota == tenant.quota and (left := until - self._clock.now()) > 0:
             raise _refused(Refusal("requests", left))
 
     @asynccontextmanager
@@ -141,7 +142,7 @@ class Permits:
             self._held.setdefault(take.tenant, {})[take.permit] = take
             return
         if refusal.kind == "requests":
-            self._closed_until[take.tenant] = self._clock.now() + refusal.retry_after_s
+            self._closed_until[take.tenant] = take.quota, self._clock.now() + refusal.retry_after_s
         raise _refused(refusal)
 
     async def _ask(self, take: Take) -> Refusal | None:

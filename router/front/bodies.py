@@ -23,8 +23,8 @@ from router.requests import Grammar
 
 MAX_PROMPTS = 256
 MAX_DEPTH = 200
-"""Of objects and lists within each other. What reads a schema or a template's variables later goes into them by calls of
-itself, and a call too many would be our error, not the client's."""
+"""Of objects and lists within each other. What reads a schema or a template's variables later goes into them by calls
+of itself, and a call too many would be our error, not the client's."""
 
 
 def _one_or_many(value: object) -> object:

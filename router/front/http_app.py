@@ -58,6 +58,8 @@ class GuardedApp(FastAPI):
         await self._guarded(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("method") == "HEAD":  # as a GET, of whose answer the server sends the head alone
+            scope = {**scope, "method": "GET"}
         endpoint = self._endpoints.get(scope["path"]) if scope.get("method") == "POST" else None
         if endpoint is None:
             await super().__call__(scope, receive, send)

@@ -1,11 +1,14 @@
 """uvicorn's HTTP protocol on httptools, with the bounds on connections and heads that it does not have itself.
 
+Who offers another protocol (`Upgrade: h2c`, as Java's own client does with every request) goes on in this one, as HTTP
+allows; httptools would take the body of such a request for bytes of that other protocol.
 A head ends within MAX_HEAD_BYTES and HEAD_S, or its connection does; beyond `max_connections` who comes is told 503 and
 hung up on. Bodies are bounded where they are read (http_body.py), answers where they are written (door.py), connections
 without a request by uvicorn's keep-alive.
 """
 
 import asyncio
+import re
 from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -15,6 +18,7 @@ from router.front.errors_http import error_body
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_S = 20.0
+_OFFER = re.compile(rb"(?<=\n)upgrade(?=[ \t]*:)", re.IGNORECASE)
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -40,6 +44,7 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
+            data = _without_offers(data)
         if self.parser is None or self.transport.is_closing():  # one that was turned away
             return
         super().data_received(data)
@@ -74,6 +79,12 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.close()
         else:
             self._wait_for_head()
+
+
+def _without_offers(data: bytes) -> bytes:
+    """The bytes of a head, and perhaps of what follows, with other protocols offered under a name that means nothing."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _OFFER.sub(b"x-upgrade", head) + end + rest
 
 
 def bounded(max_connections: int) -> type[BoundedHttp]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cluster.core.ids import new_request_id
-from router.front.prompt_scores import PromptPart, ShownPrompt, finite
+from router.front.prompt_scores import PromptPart, ShownPrompt, finite, likely
 from router.front.text import Delta, FinishReason, TokenEntry
 from router.front.tokenizer import Tokenizer
 from router.front.tools.types import CallDelta
@@ -199,10 +199,8 @@ class CompletionShape(_Shape):
 
     def _top(self, entry: TokenEntry) -> dict[str, float]:
         """The most likely tokens and, always, the drawn one."""
-        label = self._head.tokenizer.label
-        top = {label(token_id): finite(logprob) for token_id, logprob in entry.logprob.top[: self._head.top]}
-        top.setdefault(label(entry.token_id), finite(entry.logprob.logprob))
-        return top
+        logprob = entry.logprob
+        return likely(self._head.tokenizer, entry.token_id, logprob.logprob, logprob.top[: self._head.top])
 
 
 def _message(sample: WholeSample) -> Json:

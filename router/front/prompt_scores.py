@@ -6,7 +6,7 @@ together from bytes that are there already.
     PromptLogprobs   vLLM's `prompt_logprobs`: https://docs.vllm.ai, `CompletionResponse` and `ChatCompletionResponse`
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -21,6 +21,19 @@ LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON can
 def finite(logprob: float) -> float:
     """What JSON can say of a log-probability."""
     return logprob if logprob >= LOWEST_LOGPROB else LOWEST_LOGPROB
+
+
+def likely(tokenizer: Tokenizer, token: int, own: float, top: Iterable[tuple[int, float]]) -> dict[str, float]:
+    """What completions tell beside a token: those in `top`, the likeliest first, by their labels, and always itself.
+
+    Several tokens may have one label ("A", and the byte that is an A): it stands for the one that was drawn, else for
+    the likeliest.
+    """
+    told = {tokenizer.label(token): finite(own)}
+    others = {}
+    for token_id, logprob in top:
+        others.setdefault(tokenizer.label(token_id), finite(logprob))
+    return {**others, **told}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +97,7 @@ class EchoedLogprobs:
     """The four lists of completions' `logprobs`, for the prompt `text`; `top` alternatives for each token."""
 
     def __init__(self, text: str, tokenizer: Tokenizer, top: int) -> None:
-        self._label = tokenizer.label
+        self._tokenizer = tokenizer
         self._offsets = _Offsets(text, tokenizer)
         self._top = top
         self._lists = {name: _List() for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}
@@ -93,20 +106,15 @@ class EchoedLogprobs:
         """The next tokens."""
         rows = list(part.rows(self._top))
         missing = [None] * (len(part.ids) - len(rows))
-        self._lists["tokens"].add([self._label(token) for token in part.ids])
+        self._lists["tokens"].add([self._tokenizer.label(token) for token in part.ids])
         self._lists["token_logprobs"].add([*missing, *(finite(own) for _, own, _, _, _ in rows)])
-        self._lists["top_logprobs"].add([*missing, *(self._likely(*row[:4]) for row in rows)])
+        tops = [likely(self._tokenizer, token, own, zip(ids, lps, strict=True)) for token, own, ids, lps, _ in rows]
+        self._lists["top_logprobs"].add([*missing, *tops])
         self._lists["text_offset"].add([self._offsets.next(token) for token in part.ids])
 
     def json(self, answer: dict[str, list[object]]) -> dict[str, object]:
         """With those of the answer's tokens behind them."""
         return {name: written.json(answer[name]) for name, written in self._lists.items()}
-
-    def _likely(self, token: int, own: float, ids: list[int], logprobs: list[float]) -> dict[str, float]:
-        """The most likely tokens and, always, the prompt's."""
-        likely = {self._label(i): finite(logprob) for i, logprob in zip(ids, logprobs, strict=True)}
-        likely.setdefault(self._label(token), finite(own))
-        return likely
 
 
 class PromptLogprobs:

@@ -19,14 +19,30 @@ WITHIN_S = 10.0
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
+OFFER = (
+    b"POST /echo HTTP/1.1\r\nhost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\ncontent-length: 11\r\n\r\n\r\nupgrade: "
+)
+"""As Java's client asks, for which it has to be asked not to."""
+
+
 class Website:
-    """Answers "ok"; the answer to /slow ends when `release` is set."""
+    """Answers "ok"; the answer to /slow ends when `release` is set; that to /echo is what was said."""
 
     def __init__(self) -> None:
         self.release = asyncio.Event()
         self.port = 0
 
-    async def app(self, scope: dict[str, Any], _: object, send: Any) -> None:
+    async def app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["path"] == "/echo":
+            said, more = b"", True
+            while more:
+                message = await receive()
+                said, more = said + message["body"], message["more_body"]
+            headers = [(b"content-length", b"%d" % len(said))]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": said})
+            return
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         if scope["path"] == "/slow":
             await send({"type": "http.response.body", "body": b"o", "more_body": True})
@@ -124,6 +140,16 @@ async def test_a_head_that_is_too_large_is_refused() -> None:
     async with website() as site, line(site) as one:
         await one.says(REQUEST[:-2] + b"x-filling: " + b"x" * (MAX_HEAD_BYTES + 1))
         assert b"too large" in await one.rest()
+
+
+@pytest.mark.parametrize("cut", [30, OFFER.index(b"\r\n\r\n"), len(OFFER)])
+async def test_who_offers_another_protocol_is_answered_in_this_one(cut: int) -> None:
+    """With its body, which is not the other protocol's; and so is the next request on that connection."""
+    async with website() as site, line(site) as one:
+        for _ in range(2):
+            await one.says(OFFER[:cut])
+            await one.says(OFFER[cut:])
+            assert (await one.hears(b"upgrade: ")).endswith(b"content-length: 11\r\n\r\n\r\nupgrade: ")
 
 
 async def test_who_comes_when_all_places_are_taken_is_told_and_the_others_are_served() -> None:

@@ -136,6 +136,21 @@ async def test_a_refusal_charges_nothing(book: QuotaBook, clock: ManualClock) ->
     assert [await others.take() for _ in range(3)] == [None] * 3
 
 
+async def test_a_limit_that_was_changed_counts_at_once(book: QuotaBook, clock: ManualClock) -> None:
+    """Tenants are read while requests run: more, less, or none of a limit, and what was used before still counts."""
+    asking = Asking(book, Quota(requests_per_minute=6, tokens_per_minute=600))
+    assert [await asking.take() for _ in range(6)] == [None] * 6
+    asking.quota = Quota(requests_per_minute=60, tokens_per_minute=600)
+    assert await asking.take() == Refusal("requests", pytest.approx(1.0))  # type: ignore[arg-type]
+    clock.advance(30.1)
+    assert [await asking.take() for _ in range(30)] == [None] * 30
+    asking.quota = Quota(requests_per_minute=2, tokens_per_minute=600)
+    clock.advance(600.0)
+    assert [await asking.take() for _ in range(3)].count(None) == 2
+    asking.quota = Quota(tokens_per_minute=600)
+    assert [await asking.take() for _ in range(9)] == [None] * 9
+
+
 async def test_a_permit_that_nobody_knows_is_none(book: QuotaBook, clock: ManualClock) -> None:
     await book.ping()
     await book.settle({"a": Settlement(Quota(tokens_per_minute=10), ["nobody's"], 0)})
@@ -269,3 +284,15 @@ async def test_who_has_used_up_its_requests_is_told_without_asking() -> None:
     assert refused.value.retry_after_s == pytest.approx(1.0)
     clock.advance(1.1)
     permits.check(tenant)
+
+
+async def test_who_may_ask_more_from_now_on_is_not_held_to_what_it_was_told() -> None:
+    permits = Permits(ManualClock())
+    once, often = (Tenant("t", Quota(requests_per_minute=most)) for most in (1, 600))
+    async with permits.hold(once, 1):
+        pass
+    with pytest.raises(RateLimited):
+        await permits.hold(once, 1).__aenter__()
+    with pytest.raises(RateLimited):
+        permits.check(once)
+    permits.check(often)

@@ -136,6 +136,16 @@ async def test_other_routes_have_openai_s_errors(method: str, path: str, status:
     assert (response.headers.get("allow") is not None) == (status == 405)
 
 
+async def test_what_can_be_read_has_a_head() -> None:
+    """Probes of load balancers ask for no more."""
+    async with serve(FakeDispatcher(say("x"))) as served, httpx.AsyncClient(base_url=served.url) as client:
+        for path in ("/live", "/ready", "/health", "/v1/models", f"/v1/models/{MODEL}"):
+            head, whole = await client.head(path), await client.get(path)
+            assert (head.status_code, head.content) == (200, b""), path
+            assert head.headers["content-length"] == str(len(whole.content))
+        assert [(await client.head(path)).status_code for path in ("/v1/completions", "/nothing")] == [405, 404]
+
+
 async def test_what_else_openai_has_is_refused_by_name() -> None:
     async with serve(FakeDispatcher(say("x"))) as served, served.openai() as client:
         with pytest.raises(openai.NotFoundError, match="embeddings: not served here") as embeddings:

@@ -16,7 +16,7 @@ from router.front.ask import Ask
 from router.front.bodies import CompletionBody
 from router.front.bounds import check_scored
 from router.front.openai_shapes import AnswerHead, ChatShape, CompletionShape, WholeSample
-from router.front.prompt_scores import EchoedLogprobs, PromptLogprobs, PromptPart, ShownPrompt
+from router.front.prompt_scores import EchoedLogprobs, PromptLogprobs, PromptPart, ShownPrompt, likely
 from router.front.text import Delta
 from router.front.tokenizer import TracerTokenizer
 from router.front.usage import Usage
@@ -217,3 +217,20 @@ def test_log_probabilities_of_prompts_are_bounded_together() -> None:
             check_scored([(completion(n=2, **asked), 5), (completion(**asked), 11)], most)
         assert caught.value.param == param
     check_scored([(completion(logprobs=20), 10**6)], most)
+
+
+class Doubles(TracerTokenizer):
+    """Two ids for each byte."""
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        return bytes((token_id % 256,))
+
+
+def test_a_label_of_several_tokens_stands_for_the_one_that_was_drawn_else_for_the_likeliest() -> None:
+    """Who looks for the likeliest one there, to tell whether an answer was it, must find it."""
+    a, other_a, b, c = 65, 65 + 256, 66, 67
+    top = [(a, -0.1), (b, -3.0), (other_a, -5.0)]
+    assert likely(Doubles(), b, -3.0, top) == {"A": -0.1, "B": -3.0}
+    assert likely(Doubles(), a, -0.1, top) == {"A": -0.1, "B": -3.0}
+    assert likely(Doubles(), other_a, -5.0, top) == {"A": -5.0, "B": -3.0}
+    assert list(likely(Doubles(), c, -9.0, top)) == ["A", "B", "C"]
