@@ -82,7 +82,7 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 def _without_offers(data: bytes) -> bytes:
-    """The bytes of a head, and perhaps of what follows, with other protocols offered under a name that means nothing."""
+    """The bytes of a head, and perhaps of what follows; other protocols are offered under a name that means nothing."""
     head, end, rest = data.partition(b"\r\n\r\n")
     return _OFFER.sub(b"x-upgrade", head) + end + rest
 
