@@ -203,7 +203,7 @@ def test_a_large_request_is_overtaken_only_for_a_while() -> None:
 
 
 def test_a_prompt_beyond_the_window_is_overtaken_on_prefill_only_for_a_while() -> None:
-    """It is taken when nothing is queued there; shorter ones, which still fit, would see to it that this never comes."""
+    """It is taken when nothing is queued there; shorter ones, which still fit, see to it that this is never so."""
     made = world()
     prefill, decode = made.workers["p0:1"], made.workers["d0:1"]
     decode.blocks, prefill.window_tokens, prefill.chunk_tokens, prefill.queued_tokens = 999, 120, 16, 20
