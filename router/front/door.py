@@ -203,7 +203,7 @@ class FrontDoor:
         fit = bounds.fit(ask, ids, limits)
         bounds.check_scored([(ask, len(fit.prompt))], self.settings)
         if ask.grammar is not None:
-            await self.text.grammars.check(ask.grammar, ask.spelling.grammar)
+            await self.text.grammars.check(ask.grammar, ask.spelling.grammar, tenant.name)
         left = self.settings.deadline_s - call.elapsed()
         if deadline_s is not None:
             left = min(left, deadline_s - (call.elapsed() - began))

@@ -5,26 +5,28 @@
 3. a process that dies of a question, for it has limits of time and memory, has refused it; the next question gets a new
    one. One that nobody hears of for long is killed; whose fault that was is not known, so nothing is remembered
 
-One question at a time: a bomb holds up other grammars for as long as it may take, and nothing else.
+One question at a time, tenants in rotation (turns.py): a bomb holds up other grammars for as long as it may take, and
+nothing else; many bombs of one tenant hold up each other.
 """
 
 import asyncio
 import contextlib
 import hashlib
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from cluster.core.errors import InvalidRequest, Overloaded, Unavailable
+from router.front.turns import Turns
 from router.requests import Grammar
 
 PATIENCE_S = 10.0
 START_S = 60.0
 REMEMBERED = 1024
-MAX_WAITING = 64
+MAX_WAITING = 64  # of a tenant
 COMMAND = (sys.executable, "-m", "router.grammar_process")
 _MAX_LINE_BYTES = 64 * 1024
 _TOO_MUCH = "building it takes too much time or memory"
@@ -50,11 +52,12 @@ class GrammarJudge:
         self._arguments = arguments
         self._patience_s = patience_s
         self._process: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
+        self._turns = Turns()
         self._judged: OrderedDict[bytes, str] = OrderedDict()
         self._asked: dict[bytes, asyncio.Task[str]] = {}
+        self._waiting: Counter[str] = Counter()  # of those, by who asked first
 
-    async def check(self, grammar: Grammar, param: str) -> None:
+    async def check(self, grammar: Grammar, param: str, tenant: str = "") -> None:
         """Raises InvalidRequest, naming `param` and why workers cannot keep to it; Overloaded, Unavailable."""
         key = hashlib.blake2b(f"{grammar.kind} {grammar.source}".encode(), digest_size=16).digest()
         error = self._judged.get(key)
@@ -62,9 +65,10 @@ class GrammarJudge:
             # A task of its own: who asked may leave, and the process's answer must still be read.
             task = self._asked.get(key)
             if task is None:
-                if len(self._asked) >= MAX_WAITING:
-                    raise Overloaded("too many grammars wait to be looked at", retry_after_s=1.0)
-                task = self._asked[key] = asyncio.ensure_future(self._judge(key, grammar))
+                if self._waiting[tenant] >= MAX_WAITING:
+                    raise Overloaded("too many of your grammars wait to be looked at", retry_after_s=1.0)
+                self._waiting[tenant] += 1
+                task = self._asked[key] = asyncio.ensure_future(self._judge(key, grammar, tenant))
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
             error = await asyncio.shield(task)
         if error:
@@ -77,12 +81,13 @@ class GrammarJudge:
         await asyncio.gather(*self._asked.values(), return_exceptions=True)
         await self._end()
 
-    async def _judge(self, key: bytes, grammar: Grammar) -> str:
+    async def _judge(self, key: bytes, grammar: Grammar, tenant: str) -> str:
         try:
-            async with self._turn:
+            async with self._turns.turn(tenant):
                 error = await self._ask(Question(grammar.kind, grammar.source))
         finally:
             del self._asked[key]
+            self._waiting[tenant] -= 1
         self._judged[key] = error
         while len(self._judged) > REMEMBERED:
             self._judged.popitem(last=False)

@@ -28,9 +28,9 @@ MODEL = "tracer"
 class PassingJudge(GrammarJudge):
     """For clients in process that give each request an event loop of its own: its process ends with the request."""
 
-    async def check(self, grammar: Grammar, param: str) -> None:
+    async def check(self, grammar: Grammar, param: str, tenant: str = "") -> None:
         try:
-            await super().check(grammar, param)
+            await super().check(grammar, param, tenant)
         finally:
             await self.close()
 
