@@ -15,6 +15,7 @@ import hashlib
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -69,7 +70,7 @@ class GrammarJudge:
                     raise Overloaded("too many of your grammars wait to be looked at", retry_after_s=1.0)
                 self._waiting[tenant] += 1
                 task = self._asked[key] = asyncio.ensure_future(self._judge(key, grammar, tenant))
-                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+                task.add_done_callback(partial(self._over, key, tenant))
             error = await asyncio.shield(task)
         if error:
             raise InvalidRequest(f"{param} cannot be used as a grammar: {error}", param=param, code="invalid_grammar")
@@ -82,16 +83,19 @@ class GrammarJudge:
         await self._end()
 
     async def _judge(self, key: bytes, grammar: Grammar, tenant: str) -> str:
-        try:
-            async with self._turns.turn(tenant):
-                error = await self._ask(Question(grammar.kind, grammar.source))
-        finally:
-            del self._asked[key]
-            self._waiting[tenant] -= 1
+        async with self._turns.turn(tenant):
+            error = await self._ask(Question(grammar.kind, grammar.source))
         self._judged[key] = error
         while len(self._judged) > REMEMBERED:
             self._judged.popitem(last=False)
         return error
+
+    def _over(self, key: bytes, tenant: str, task: asyncio.Task[str]) -> None:
+        """However it ended, and if it never began."""
+        del self._asked[key]
+        self._waiting[tenant] -= 1
+        if not task.cancelled():
+            task.exception()  # somebody has seen it, or has left
 
     async def _ask(self, question: Question) -> str:
         answered = False
