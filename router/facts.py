@@ -30,7 +30,15 @@ class Facts:
     @property
     def absurd(self) -> str:
         """What cannot be, of what it says; "" where all can: nothing is divided by a block of no size."""
-        sizes = {"block_size": self.shape.layout[3], "num_blocks": self.num_blocks, "max_context": self.max_context}
+        layers, kv_heads, head_dim, block_size, _ = self.shape.layout
+        sizes = {
+            "layers": layers,
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "block_size": block_size,
+            "num_blocks": self.num_blocks,
+            "max_context": self.max_context,
+        }
         return ", ".join(f"{name} {size}" for name, size in sizes.items() if size < 1)
 
 

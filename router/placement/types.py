@@ -1,6 +1,7 @@
 """What placement looks at and what it answers: plain, immutable values."""
 
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +10,7 @@ from router.placement.rates import Rates
 from router.requests import worst_blocks
 
 UNMEASURED = Rates()
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_BITS = re.compile(r"\d+")  # the first number in a type's name: float32, bfloat16, int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class Shape:
     def kv_bytes(self) -> int:
         """KV of one position."""
         layers, heads, dim, _, dtype = self.layout
-        return 2 * layers * heads * dim * _BYTES.get(dtype, 2)
+        bits = _BITS.search(dtype)
+        return 2 * layers * heads * dim * (int(bits[0]) // 8 if bits else 2)
 
 
 @dataclass(frozen=True, slots=True)

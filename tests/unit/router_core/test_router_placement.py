@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.layout import ITEM_BYTES
 from router.placement import (
     POLICIES,
     Demand,
@@ -176,6 +177,11 @@ def test_a_mismatch_is_named(policy: str, shape: Shape, text: str) -> None:
 
 
 # ---- one by one
+
+
+def test_the_kv_of_a_position_is_as_large_as_workers_make_it() -> None:
+    """Whatever its type, the tracer's included: what is to be moved is a term of the cost."""
+    assert all(replace(SHAPE, layout=(1, 1, 1, 16, dtype)).kv_bytes == 2 * size for dtype, size in ITEM_BYTES.items())
 
 
 def test_round_robin_takes_everybody_in_turn_whoever_comes_or_goes() -> None:

@@ -72,11 +72,12 @@ def test_less_than_nothing_is_nothing_and_attracts_nobody(less: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("size", [0, -4])
-def test_a_worker_whose_sizes_cannot_be_gets_nothing(size: int) -> None:
+@pytest.mark.parametrize("name", ["layers", "kv_heads", "head_dim", "block_size"])
+def test_a_worker_whose_sizes_cannot_be_gets_nothing(name: str, size: int) -> None:
     made = world(prefill=1, decode=2)
     made.close_watch("d0:1")
     events = made.workers["d0:1"].hello()
-    events[0].hello.identity.layout.block_size = size
+    setattr(events[0].hello.identity.layout, name, size)
     made.watching["d0:1"] = 4
     for event in events:
         made.apply(made.core.on_watch("d0:1", event, made.now))
@@ -85,4 +86,4 @@ def test_a_worker_whose_sizes_cannot_be_gets_nothing(size: int) -> None:
         made.run()
     assert {client.trace.decode_worker for client in made.clients.values()} == {"d1"}
     assert {row.worker: row.state for row in made.core.figures(made.now).workers}["d0"] == "mismatch"
-    assert f"mismatch: block_size {size}" in str(made.core.status(made.now)["workers"])
+    assert f"mismatch: {name} {size}" in str(made.core.status(made.now)["workers"])
