@@ -3,6 +3,7 @@ that are no JSON at all."""
 
 import json
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 from hypothesis import strategies as st
@@ -28,9 +29,9 @@ _MESSAGE = st.fixed_dictionaries(
     },
     optional={"tool_calls": st.lists(_CALL, max_size=2), "name": _TEXT, "tool_call_id": _TEXT},
 )
-_TOOL = st.fixed_dictionaries(
-    {"type": st.just("function"), "function": st.fixed_dictionaries({"name": st.sampled_from(["f", "a b", ""])})}
-)
+_NESTED = st.integers(0, 500).map(lambda depth: reduce(lambda inside, _: {"a": inside}, range(depth), Json()))
+_FUNCTION = st.fixed_dictionaries({"name": st.sampled_from(["f", "a b", ""])}, optional={"parameters": _NESTED})
+_TOOL = st.fixed_dictionaries({"type": st.just("function"), "function": _FUNCTION})
 _ROLES = st.sampled_from(["system", "user", "assistant"])
 _GOOD_PROMPT = st.text(min_size=1, max_size=40) | st.lists(st.integers(0, 299), min_size=1, max_size=40)
 _GOOD_MESSAGES = st.lists(st.fixed_dictionaries({"role": _ROLES, "content": st.text(max_size=20)}), min_size=1)
