@@ -30,7 +30,7 @@ def likely(tokenizer: Tokenizer, token: int, own: float, top: Iterable[tuple[int
     the likeliest.
     """
     told = {tokenizer.label(token): finite(own)}
-    others = {}
+    others: dict[str, float] = {}
     for token_id, logprob in top:
         others.setdefault(tokenizer.label(token_id), finite(logprob))
     return {**others, **told}

@@ -25,7 +25,7 @@ class Turns:
             self._give_on()
 
     async def _wait(self, who: str) -> None:
-        turn = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lines.setdefault(who, deque()).append(turn)
         try:
             await turn
