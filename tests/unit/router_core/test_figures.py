@@ -6,11 +6,11 @@ from prometheus_client import CollectorRegistry
 from cluster.core.handoff_ends import JOB_ENDS, LOCAL_REASONS
 from cluster.stubs.common_pb2 import WorkerIdentity
 from cluster.stubs.watch_pb2 import Durations, Pair, Status, WatchEvent, WatchHello
+from router.facts import LONGEST_NAME, read_hello
 from router.figures import WorkerFigures
 from router.front.auth import Gate
 from router.front.fleet_metrics import FleetCollector
 from router.lives import LEFT_S, LOST_S, MOST_LIVES, Lives
-from router.workers import LONGEST_NAME, read_hello
 from tests.unit.router_core.fakes import FakeWorker
 from tests.unit.router_core.world import World, world
 
