@@ -259,6 +259,7 @@ def _check_together(config: ClusterConfig, origin: str) -> None:
     if config.tenants_redis_url is not None:
         parse_redis_url(config.tenants_redis_url, f"{origin}: tenants_redis_url")
     _check_tenants(config.tenants, origin)
+    _check_kv_dtypes(config, origin)
     roles: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
     for role in roles:
         if config.num_blocks(role) < 2:
@@ -266,6 +267,32 @@ def _check_together(config: ClusterConfig, origin: str) -> None:
                 f"{origin}: pools.{role}.pool_tokens: {config.pool_tokens(role)} is not possible: "
                 f"at least two blocks of {config.engine.block_size} are needed"
             )
+
+
+def _check_kv_dtypes(config: ClusterConfig, origin: str) -> None:
+    """KV moves between pools that store it alike, or are told to convert it; not every kernel stores every dtype."""
+    engine, prefill, decode = config.engine, config.kv_dtype("prefill"), config.kv_dtype("decode")
+    convert = config.handoff.convert == "kv_dtype"
+    named = (engine.kv_dtype, config.pools.prefill.kv_dtype, config.pools.decode.kv_dtype)
+    if config.model == "tracer" and (convert or any(kind not in (None, "auto") for kind in named)):
+        raise ConfigError(f"{origin}: engine.kv_dtype: not possible with model tracer, whose KV is numbers of its own")
+    if prefill != decode and not convert:
+        raise ConfigError(
+            f"{origin}: pools.decode.kv_dtype: {decode} is not possible with {prefill} in the prefill pool: "
+            "they could not exchange KV, unless handoff.convert is kv_dtype"
+        )
+    if convert and prefill == decode:
+        raise ConfigError(f"{origin}: handoff.convert: there is nothing to convert, both pools store KV in {decode}")
+    if convert and engine.device.startswith("cuda"):
+        raise ConfigError(
+            f"{origin}: handoff.convert: not possible with engine.device {engine.device}: only CPUs convert"
+        )
+    other = next((kind for kind in (prefill, decode) if kind != engine.dtype), None)
+    if engine.kernels == "triton" and other is not None:
+        raise ConfigError(
+            f"{origin}: engine.kv_dtype: {other} is not possible with engine.kernels triton, which stores "
+            f"KV in engine.dtype {engine.dtype}"
+        )
 
 
 def _check_tenants(tenants: Mapping[str, TenantSettings], origin: str) -> None:

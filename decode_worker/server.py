@@ -194,7 +194,7 @@ async def serve(context: ProgramContext) -> None:
     config, clock, epoch = context.config, SystemClock(), new_epoch()
     faults = config.faults_of(context.name)
     agent = agent_name(context.name, epoch)
-    init = make_init(config, "decode", agent, model_spec(config, model_folder(config)), faults)
+    init = make_init(config, "decode", agent, model_spec(config, model_folder(config), "decode"), faults)
     engine, ready = await start_engine("decode_worker.engine_process", init)
     try:
         layout = layout_of(ready, config.engine.block_size)

@@ -109,9 +109,10 @@ class TracerModel(msgspec.Struct, frozen=True, tag="tracer"):
 
 
 class FolderModel(msgspec.Struct, frozen=True, tag="folder"):
-    """A Hugging Face folder. `dtype` is that of activations and KV, and of weights that are not quantised.
+    """A Hugging Face folder. `dtype` is that of activations, and of weights that are not quantised.
 
-    `kernels`, `quantization` and `device` as in EngineSettings.
+    `kernels`, `quantization` and `device` as in EngineSettings. `kv_dtype`: what KV is stored in, "" for `dtype`;
+    `converts_from`: what workers store it in whose blocks are converted when they are copied, "" for none.
     """
 
     path: str
@@ -120,6 +121,8 @@ class FolderModel(msgspec.Struct, frozen=True, tag="folder"):
     kernels: Literal["auto", "native", "torch", "triton"] = "auto"
     quantization: Literal["none", "int8", "int4"] = "none"
     device: str = "auto"
+    kv_dtype: str = ""
+    converts_from: str = ""
 
 
 ModelSpec = TracerModel | FolderModel
@@ -159,11 +162,15 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
 
 
 class Copy(msgspec.Struct, frozen=True, tag="copy"):
-    """Copy whole blocks from the start of staging slot `slot` into pool blocks, and digest the copies."""
+    """Copy whole blocks from the start of staging slot `slot` into pool blocks, and digest the copies.
+
+    `source`: the KV dtype of what was read, where it is not this engine's own: it is converted after it was digested.
+    """
 
     id: int
     slot: int
     blocks: list[int]
+    source: str = ""
 
 
 class Digest(msgspec.Struct, frozen=True, tag="digest"):
@@ -229,6 +236,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     metadata: bytes
     transport: str
     load_s: float
+    sources: dict[str, bytes] = {}  # fingerprints of those whose blocks are converted, by their KV dtype
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
@@ -302,9 +310,12 @@ class ReadFailed(msgspec.Struct, frozen=True, tag="read_failed"):
 
 
 class CopyDone(msgspec.Struct, frozen=True, tag="copy_done"):
+    """`digests`: of the bytes as they came. `converted`: of the blocks made of them, where the Copy has a `source`."""
+
     id: int
     digests: list[bytes]
     seconds: float
+    converted: list[bytes] | None = None
 
 
 class DigestDone(msgspec.Struct, frozen=True, tag="digest_done"):

@@ -45,8 +45,8 @@ from engine.messages import (
     Shutdown,
     Step,
 )
-from engine.model.loader import load_model, load_vocabulary, make_memory
-from engine.pool import Memory
+from engine.model.loader import load_model, load_vocabulary, make_memory, sources
+from engine.pool import Memory, run_copy
 from engine.stepper import Stepper
 from engine.wire import Transport
 from engine.wire_thread import WireThread
@@ -170,8 +170,8 @@ class Engine:
                 return [run_step(command)]
             case Copy():
                 started = self._clock.now()
-                digests = memory.take(command.slot, command.blocks)
-                return [CopyDone(command.id, digests, self._clock.now() - started)]
+                digests, converted = run_copy(memory, command)
+                return [CopyDone(command.id, digests, self._clock.now() - started, converted)]
             case Digest():
                 return [DigestDone(command.id, memory.digests(command.blocks))]
             case Poison():
@@ -212,4 +212,5 @@ class Engine:
             metadata=metadata,
             transport=name,
             load_s=self._clock.now() - started,
+            sources=sources(init.model, init.block_size),
         )

@@ -17,12 +17,22 @@ class EngineFailed(HeadraceError):
     """The engine could not start, or ended by itself."""
 
 
-def model_spec(config: ClusterConfig, folder: str) -> ModelSpec:
-    """Which model the engine loads: the tracer, or a Hugging Face folder."""
+def model_spec(config: ClusterConfig, folder: str, role: Literal["prefill", "decode"]) -> ModelSpec:
+    """Which model a worker's engine loads: the tracer, or a Hugging Face folder."""
     if config.model == TRACER:
         return TracerModel(**config.engine.tracer.model_dump())
     engine = config.engine
-    return FolderModel(folder, engine.dtype, engine.max_context, engine.kernels, engine.quantization, engine.device)
+    converts = role == "decode" and config.handoff.convert == "kv_dtype"
+    return FolderModel(
+        path=folder,
+        dtype=engine.dtype,
+        max_context=engine.max_context,
+        kernels=engine.kernels,
+        quantization=engine.quantization,
+        device=engine.device,
+        kv_dtype=config.kv_dtype(role),
+        converts_from=config.kv_dtype("prefill") if converts else "",
+    )
 
 
 def is_loopback(host: str) -> bool:

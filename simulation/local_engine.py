@@ -11,7 +11,8 @@ from cluster.core.grammar import Vocabulary
 from engine.grammars import Grammars
 from engine.messages import Command, Copy, CopyDone, Digest, DigestDone, Poison, Prepare, Report, Step
 from engine.model.base import Model
-from engine.pool import HostMemory
+from engine.model.loader import converter
+from engine.pool import HostMemory, run_copy
 from engine.stepper import Stepper
 
 
@@ -28,7 +29,7 @@ class LocalEngine:
         vocabulary: Vocabulary | None = None,
     ) -> None:
         self.model = model
-        self.memory = HostMemory(model.layout, num_blocks, slots, slot_bytes)
+        self.memory = HostMemory(model.layout, num_blocks, slots, slot_bytes, converter(model))
         self.memory.poison_all()
         model.bind(self.memory.pool)
         self.grammars = Grammars(vocabulary)
@@ -40,8 +41,8 @@ class LocalEngine:
             case Step():
                 return self.stepper.run(command)
             case Copy():
-                self.memory.copy_in(command.slot, command.blocks)
-                return CopyDone(command.id, self.memory.digests(command.blocks), 0.0)
+                digests, converted = run_copy(self.memory, command)
+                return CopyDone(command.id, digests, 0.0, converted)
             case Digest():
                 return DigestDone(command.id, self.memory.digests(command.blocks))
             case Prepare():

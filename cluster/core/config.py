@@ -14,6 +14,8 @@ from cluster.core.access import TenantName, TenantSettings, TlsSettings
 from cluster.core.faults import POINTS, Faults, FaultSpec
 from cluster.core.settings import Port, Positive, PositiveSeconds, Settings
 
+KvDtype = Literal["auto", "float32", "bfloat16", "int8"]
+
 
 class TracerSettings(Settings):
     """Shape and pace of the weightless tracer model (used when `model: tracer`)."""
@@ -29,7 +31,10 @@ class TracerSettings(Settings):
 class EngineSettings(Settings):
     """What every engine process runs with."""
 
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="of weights, arithmetic and KV")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="of weights and arithmetic")
+    kv_dtype: KvDtype = Field(
+        "auto", description="what KV is stored in; auto: `dtype`. int8 takes about half of bfloat16, scales included"
+    )
     block_size: Annotated[int, Field(ge=1, le=256)] = Field(16, description="positions in a block of KV")
     pool_tokens: Positive = Field(8192, description="KV positions a worker's pool holds, rounded down to blocks")
     routing_tokens: Positive = Field(
@@ -66,6 +71,9 @@ class PoolSettings(Settings):
     pool_tokens: Positive | None = Field(None, description="overrides engine.pool_tokens for this pool")
     chunk_tokens: Positive | None = Field(None, description="overrides engine.chunk_tokens for this pool")
     threads: Positive | None = Field(None, description="overrides engine.threads for this pool")
+    kv_dtype: KvDtype | None = Field(
+        None, description="overrides engine.kv_dtype for this pool; two that differ need handoff.convert"
+    )
 
 
 class Pools(Settings):
@@ -147,6 +155,9 @@ class HandoffSettings(Settings):
     offer_timeout_s: PositiveSeconds = Field(2.0, description="no offer within max(this, 3 x eta): next prefill worker")
     read_timeout_s: PositiveSeconds = Field(5.0, description="a read that takes longer is given up, its slot set aside")
     pin_s: PositiveSeconds = Field(5.0, description="offered blocks stay unevictable this long without being taken")
+    convert: Literal["none", "kv_dtype"] = Field(
+        "none", description="kv_dtype: a decode worker takes KV of the prefill pool's kv_dtype and stores it in its own"
+    )
     breaker_failures: Annotated[int, Field(ge=0)] = Field(
         3, description="so many hand-offs that fail in a row, and a prefill worker is left alone for a while; 0: never"
     )
@@ -351,6 +362,11 @@ class ClusterConfig(Settings):
 
     def chunk_tokens(self, role: Literal["prefill", "decode"]) -> int:
         return self.pool(role).chunk_tokens or self.engine.chunk_tokens
+
+    def kv_dtype(self, role: Literal["prefill", "decode"]) -> str:
+        """What one pool's workers store KV in."""
+        wanted = self.pool(role).kv_dtype or self.engine.kv_dtype
+        return self.engine.dtype if wanted == "auto" else wanted
 
     def threads(self, role: Literal["prefill", "decode"]) -> int:
         return self.pool(role).threads or self.engine.threads

@@ -80,6 +80,10 @@ class DeviceMemory:
         sources = torch.arange(len(blocks), device=self._device)
         return _digests(copy_blocks(self.blocks, self._index(blocks), received, sources, self.layout.kv_heads))
 
+    def take_converted(self, slot: int, blocks: list[int], source: str) -> tuple[list[bytes], list[bytes]]:
+        """Raises IntegrityError: only CPUs convert (engine/model/loader.py refuses the setting)."""
+        raise IntegrityError(f"{source} cannot become {self.layout.dtype} on {self._device}")
+
     def digests(self, blocks: Iterable[int]) -> list[bytes]:
         """The digest of each block as it is now. Raises IntegrityError for a block that does not exist."""
         which = list(blocks)

@@ -1,8 +1,8 @@
 """Paged attention over the block pool: the torch reference.
 
-The pool `[num_blocks, kv_heads, layers, 2, block_size, head_dim]` is contiguous, so it is also a plain table of vectors
-(one per block, head, layer, K or V, position) and a plain table of *pages* (block_size vectors). All index tensors of a
-step are made once, for layer 0, and serve every layer by adding a constant.
+The pool `[num_blocks, kv_heads, layers, 2, page]` is contiguous, so it is also a plain table of *pages* (block_size
+vectors, then their scales where there are any), and of vectors (one per block, head, layer, K or V, position). All
+index tensors of a step are made once, for layer 0, and serve every layer by adding a constant.
 
 1. `plan_step` turns ragged rows into one write index and a few groups of rows of similar shape.
 2. Per layer `write_kv` scatters the step's K and V into the pool.
@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from cluster.core.errors import ModelError
 from engine.layout import KVLayout
 from engine.model.base import ForwardRow
-from engine.model.dtypes import TORCH_DTYPES
+from engine.model.dtypes import KV_DTYPES
+from engine.model.kv_codec import open_pages, quantise
 
 _SMALLEST_BUCKET = 8  # pages or queries: below this, padding is cheaper than another group
 
@@ -35,23 +36,46 @@ PoolBytes = NDArray[np.uint8] | torch.Tensor
 
 
 class PagedKV:
-    """The pool's bytes as tensors, on whatever device they are. Holds no copy."""
+    """The pool's bytes as tensors, on whatever device they are. Holds no copy.
 
-    def __init__(self, pool: PoolBytes, layout: KVLayout) -> None:
-        """`pool`: uint8 [num_blocks, block_bytes], contiguous. Raises ModelError when it is not that."""
+    `dtype`: of what is written and read, whatever it is stored in.
+    """
+
+    def __init__(self, pool: PoolBytes, layout: KVLayout, dtype: torch.dtype | None = None) -> None:
+        """`pool`: uint8 [num_blocks, block_bytes], contiguous. Raises ModelError when it is not that.
+
+        `dtype` None: as stored, float32 for what has scales.
+        """
         contiguous = pool.flags.c_contiguous if isinstance(pool, np.ndarray) else pool.is_contiguous()
         if pool.ndim != 2 or pool.shape[1] != layout.block_bytes or not contiguous:
             raise ModelError(f"pool of shape {[*pool.shape]} is not contiguous blocks of {layout.block_bytes} bytes")
         self.layout = layout
         self.num_blocks = pool.shape[0]
         flat = (torch.from_numpy(pool) if isinstance(pool, np.ndarray) else pool).view(-1)
-        self.elements = elements = flat.view(TORCH_DTYPES[layout.dtype])
-        self.vectors_VD = elements.view(-1, layout.head_dim)
-        self.pages_MX = elements.view(-1, layout.block_size * layout.head_dim)
+        self.elements = flat.view(KV_DTYPES[layout.dtype])
+        self.pages_MX = self.elements.view(-1, layout.page_bytes // layout.item_bytes)
+        self.dtype = dtype or (torch.float32 if layout.scale_bytes else self.elements.dtype)
 
     def tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
         """An index array where the pool is."""
         return torch.from_numpy(array).to(self.elements.device)
+
+    def write(self, vectors: torch.Tensor, x_WD: torch.Tensor) -> None:
+        """Store vectors; `vectors`: page * block_size + position within it."""
+        size, dim = self.layout.block_size, self.layout.head_dim
+        if not self.layout.scale_bytes:
+            self.elements.view(-1, dim).index_copy_(0, vectors, x_WD.to(self.elements.dtype))
+            return
+        q_WD, scale_W = quantise(x_WD)
+        page, at = vectors // size, vectors % size
+        self.pages_MX[:, : size * dim].view(-1, size, dim)[page, at] = q_WD
+        self.pages_MX[:, size * dim :].view(torch.float32)[page, at] = scale_W
+
+    def gather(self, pages: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Read pages into `out`, [pages, block_size x head_dim] in this `dtype`; returns it."""
+        if self.elements.dtype is out.dtype:
+            return torch.index_select(self.pages_MX, 0, pages, out=out)
+        return out.copy_(open_pages(self.pages_MX.index_select(0, pages), self.layout).view_as(out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +85,7 @@ class RowGroup:
     `tokens`: [R x Q] indices into the step's tokens; padding repeats a row's last token. `real`: indices of the entries
     of `tokens` that are no padding, None when all are. `pages`: [2 x R x K x B] of layer 0. `gathered`: room for them,
     the same for every layer (fresh memory per layer made attention a third slower). `void`: vectors of the gathered
-    [2 x R x K x S] beyond their row's length. `mask`: [R, 1, Q x G, S], 0 or -inf, in the pool's dtype.
+    [2 x R x K x S] beyond their row's length. `mask`: [R, 1, Q x G, S], 0 or -inf, in the dtype of what is read.
     """
 
     rows: int
@@ -124,7 +148,7 @@ def write_kv(kv: PagedKV, layer: int, kv_T2KD: torch.Tensor, step: StepIndex) ->
             return
         kv_T2KD = kv_T2KD.index_select(0, step.written)
     offset = 2 * layer * kv.layout.block_size
-    kv.vectors_VD.index_copy_(0, step.vectors + offset, kv_T2KD.reshape(-1, kv.layout.head_dim))
+    kv.write(step.vectors + offset, kv_T2KD.reshape(-1, kv.layout.head_dim))
 
 
 def attend(kv: PagedKV, layer: int, q_TAD: torch.Tensor, step: StepIndex) -> torch.Tensor:
@@ -145,7 +169,7 @@ def _attend_group(kv: PagedKV, layer: int, q_NAD: torch.Tensor, group: RowGroup)
     """`q_NAD`: the group's R x Q queries, padding included. Returns as many vectors, [R, Q, K, G, D]."""
     layout = kv.layout
     rows, kv_heads, head_dim = group.rows, layout.kv_heads, layout.head_dim
-    gathered = torch.index_select(kv.pages_MX, 0, group.pages + 2 * layer, out=group.gathered)
+    gathered = kv.gather(group.pages + 2 * layer, group.gathered)
     gathered.view(-1, head_dim).index_fill_(0, group.void, 0)
     k_RKSD, v_RKSD = gathered.view(2, rows, kv_heads, -1, head_dim)
     # The G query heads that share a kv head are folded into the query axis: K and V are never repeated.
@@ -220,7 +244,7 @@ def _group(
     hidden_RQS = key_RS[:, None, :] > query_RQ[:, :, None]
     if window is not None:
         hidden_RQS |= key_RS[:, None, :] <= query_RQ[:, :, None] - window
-    mask_RQS = kv.pages_MX.new_zeros(hidden_RQS.shape)
+    mask_RQS = kv.pages_MX.new_zeros(hidden_RQS.shape, dtype=kv.dtype)
     mask_RQS.masked_fill_(kv.tensor(hidden_RQS), float("-inf"))
     real = np.nonzero((np.arange(queries) < counts[:, None]).reshape(-1))[0]
     return RowGroup(
@@ -228,7 +252,7 @@ def _group(
         tokens=kv.tensor((first_token[:, None] + local_RQ).reshape(-1)),
         real=None if len(real) == len(rows) * queries else kv.tensor(real),
         pages=kv.tensor(np.ascontiguousarray(pages_2RKB).reshape(-1)),
-        gathered=kv.pages_MX.new_empty((pages_2RKB.size, kv.pages_MX.shape[1])),
+        gathered=kv.pages_MX.new_empty((pages_2RKB.size, page_size * layout.head_dim), dtype=kv.dtype),
         void=kv.tensor(void.reshape(-1)),
         mask=mask_RQS.repeat_interleave(heads // layout.kv_heads, dim=1).unsqueeze(1),
     )

@@ -3,3 +3,4 @@
 import torch
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = TORCH_DTYPES | {"int8": torch.int8}  # what KV can be stored in

@@ -24,6 +24,7 @@ from engine.layout import KVLayout
 from engine.model.attention import PagedKV, PoolBytes
 from engine.model.base import ForwardRow, OnLogits, check_tokens, ignore_logits, scored_pieces
 from engine.model.config import ModelConfig
+from engine.model.dtypes import TORCH_DTYPES
 from engine.model.linear import Linear
 from engine.model.operators import Forward, Operators, TorchOperators
 from engine.model.quantise import HEAD_BITS, rounded
@@ -55,9 +56,15 @@ class LlamaModel:
         block_size: int,
         fingerprint: bytes,
         make_operators: MakeOperators = TorchOperators,
+        *,
+        kv_dtype: str | None = None,
     ) -> None:
-        """Copies what it needs out of `weights`. Raises ModelError, or ConfigError for an impossible layout."""
-        self.layout = config.kv_layout(block_size, weights.dtype_name)
+        """Copies what it needs out of `weights`. Raises ModelError, or ConfigError for an impossible layout.
+
+        `kv_dtype`: what KV is stored in; None: the dtype of the weights.
+        """
+        self.layout = config.kv_layout(block_size, kv_dtype or weights.dtype_name)
+        self._dtype = TORCH_DTYPES[weights.dtype_name]
         self.vocab_size = config.vocab_size
         self.max_context = config.max_context
         self.eos_ids = config.eos_ids
@@ -73,7 +80,7 @@ class LlamaModel:
 
     def bind(self, pool: PoolBytes) -> None:
         """Use `pool`, uint8 [num_blocks, block_bytes], for KV from now on. Raises ModelError when it does not fit."""
-        self._kv = PagedKV(pool, self.layout)
+        self._kv = PagedKV(pool, self.layout, self._dtype)
 
     @torch.inference_mode()
     def run(self, rows: list[ForwardRow], on_logits: OnLogits = ignore_logits) -> NDArray[np.float32]:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from cluster.core.errors import GrammarError, ModelError
 from cluster.core.grammar import Vocabulary, folder_vocabulary, tracer_vocabulary
+from engine.layout import CONVERTIBLE
 from engine.messages import FolderModel, TracerModel
 from engine.model.base import ForwardRow, Model
 from engine.model.config import ModelConfig, load_config
-from engine.pool import HostMemory, Memory
+from engine.pool import Convert, HostMemory, Memory
 
 if TYPE_CHECKING:
     import torch
@@ -30,33 +31,56 @@ def load_model(spec: FolderModel | TracerModel, block_size: int, threads: int) -
     from engine.model.llama import LlamaModel, MakeOperators
     from engine.model.native import NativeModel, unsupported
     from engine.model.operators import TorchOperators
-    from engine.model.weights import Weights, fingerprint
+    from engine.model.weights import Weights
 
     torch.set_num_threads(threads)
     folder = Path(spec.path).expanduser()
     config = _limit_context(load_config(folder), spec.max_context)
-    mark = fingerprint(folder, config, spec.dtype, block_size, spec.quantization)
+    kv_dtype = spec.kv_dtype or spec.dtype
+    mark = _fingerprint(spec, kv_dtype, block_size, spec.converts_from)
     device = _device(spec.device)
+    if spec.converts_from and device.type == "cuda":
+        raise ModelError(f"handoff.convert is kv_dtype, but the device is {device}: only CPUs convert")
     kernels = spec.kernels
     if kernels == "auto" and device.type == "cuda":
-        kernels = "triton" if find_spec("triton") else "torch"
+        kernels = "triton" if find_spec("triton") and kv_dtype == spec.dtype else "torch"
     if device.type == "cuda":
         reason: str | None = f"engine.device is {device}"
     elif kernels in ("torch", "triton"):
         reason = f"engine.kernels is {kernels}"
     else:
-        reason = unsupported(config, spec.dtype, block_size, spec.quantization)
+        reason = unsupported(config, spec.dtype, block_size, spec.quantization, kv_dtype)
     if reason is not None and spec.kernels == "native":
         raise ModelError(f"engine.kernels is native, but this model cannot run in native code: {reason}")
     operators: MakeOperators = TorchOperators
     if kernels == "triton":
+        if kv_dtype != spec.dtype:
+            raise ModelError(f"engine.kernels is triton, which keeps KV in engine.dtype {spec.dtype}, not {kv_dtype}")
         from engine.gpu.operators import TritonOperators
 
         operators = TritonOperators
     with Weights(folder, config, spec.dtype, spec.quantization, device) as weights:
         if reason is None:
             return NativeModel(config, weights, block_size, mark, threads)
-        return LlamaModel(config, weights, block_size, mark, operators)
+        return LlamaModel(config, weights, block_size, mark, operators, kv_dtype=kv_dtype)
+
+
+def sources(spec: FolderModel | TracerModel, block_size: int) -> dict[str, bytes]:
+    """Fingerprints of the workers whose blocks are converted, by their KV dtype: what they must say they are.
+
+    Raises ModelError.
+    """
+    if isinstance(spec, TracerModel) or not spec.converts_from:
+        return {}
+    return {spec.converts_from: _fingerprint(spec, spec.converts_from, block_size)}
+
+
+def _fingerprint(spec: FolderModel, kv_dtype: str, block_size: int, converted_from: str = "") -> bytes:
+    from engine.model.weights import fingerprint, kv_kind
+
+    folder = Path(spec.path).expanduser()
+    kind = kv_kind(spec.dtype, kv_dtype, converted_from)
+    return fingerprint(folder, load_config(folder), kind, block_size, spec.quantization)
 
 
 def make_memory(model: Model, num_blocks: int, slots: int, slot_bytes: int, *, poison: bool) -> Memory:
@@ -65,7 +89,7 @@ def make_memory(model: Model, num_blocks: int, slots: int, slot_bytes: int, *, p
     `poison`: all of it is NaN bytes at first.
     """
     if model.device == "cpu":
-        host = HostMemory(model.layout, num_blocks, slots, slot_bytes)
+        host = HostMemory(model.layout, num_blocks, slots, slot_bytes, converter(model))
         if poison:
             host.poison_all()
         model.bind(host.pool)
@@ -83,6 +107,15 @@ def make_memory(model: Model, num_blocks: int, slots: int, slot_bytes: int, *, p
     model.bind(device.blocks)
     warm_up(model)
     return device
+
+
+def converter(model: Model) -> Convert | None:
+    """How blocks of another KV dtype become this model's. None: they cannot."""
+    if model.layout.dtype not in CONVERTIBLE:
+        return None
+    from engine.model.kv_codec import convert
+
+    return convert
 
 
 def warm_up(model: Model) -> None:

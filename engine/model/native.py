@@ -131,10 +131,18 @@ def has_amx() -> bool:
     return code is not None and cpu_flags() >= AMX and bool(code.hr_use_amx())
 
 
-def unsupported(config: ModelConfig, dtype: str, block_size: int, quantization: Quantization = "none") -> str | None:
+def unsupported(
+    config: ModelConfig,
+    dtype: str,
+    block_size: int,
+    quantization: Quantization = "none",
+    kv_dtype: str = "bfloat16",
+) -> str | None:
     """Why this model cannot run in native code, or None."""
     if dtype != "bfloat16":
         return f"dtype is {dtype}, native code has bfloat16 alone"
+    if kv_dtype != "bfloat16":
+        return f"KV is kept in {kv_dtype}, native code keeps it in bfloat16"
     products = _STEP if quantization == "none" else GROUP
     for name, value, unit in (
         ("heads x head_dim", config.attention.heads * config.attention.head_dim, products),

@@ -151,13 +151,22 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
+def kv_kind(dtype: str, kv_dtype: str, converted_from: str = "") -> str:
+    """How KV comes about, for its fingerprint: the dtype it is stored in and the one it is computed in.
+
+    What a worker may have converted from another dtype is never taken for what it would have computed.
+    """
+    kind = kv_dtype if kv_dtype == dtype else f"{kv_dtype} of {dtype}"
+    return f"{kind}, or converted from {converted_from}" if converted_from else kind
+
+
 def fingerprint(
-    folder: Path, config: ModelConfig, kv_dtype: str, block_size: int, quantization: Quantization = "none"
+    folder: Path, config: ModelConfig, kv_kind: str, block_size: int, quantization: Quantization = "none"
 ) -> bytes:
     """blake2b-128 over what changes KV bytes (DESIGN §4.2).
 
     Safetensors headers, sizes and 64 fixed samples of 1 MB a file, the model config without what only ends a text
-    (context, eos), KV dtype, block size, quantization. Every part is length-prefixed. Raises ModelError.
+    (context, eos), kind of KV, block size, quantization. Every part is length-prefixed. Raises ModelError.
     """
     digest = hashlib.blake2b(digest_size=_FINGERPRINT_BYTES, person=b"headrace-model")
 
@@ -173,7 +182,7 @@ def fingerprint(
         (config.rms_eps, config.mlp_bias, config.tied_embeddings),
     )
     add(repr(shape).encode())
-    add(kv_dtype.encode())
+    add(kv_kind.encode())
     add(struct.pack("<Q", block_size))
     if quantization != "none":
         add(quantization.encode())

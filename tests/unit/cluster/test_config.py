@@ -56,6 +56,10 @@ def test_dump_and_parse_are_inverse() -> None:
         ("tenants.Acme.weight=2", ["tenants.Acme", "pattern"]),
         ("tenants.acme.weight=0", ["tenants.acme.weight", "greater than 0"]),
         (f"tenants={{a: {{keys: [{'0' * 64}]}}, b: {{keys: [{'0' * 64}]}}}}", ["tenants.b.keys", "tenants.a"]),
+        ("engine.kv_dtype=int4", ["engine.kv_dtype", "'int4'", "'int8'"]),
+        ("pools.decode.kv_dtype=int8", ["pools.decode.kv_dtype: int8", "bfloat16", "handoff.convert is kv_dtype"]),
+        ("handoff.convert=kv_dtype", ["handoff.convert", "nothing to convert", "bfloat16"]),
+        ("engine={kv_dtype: int8, kernels: triton}", ["engine.kv_dtype: int8", "engine.kernels triton"]),
         ("engine.dtype", ["engine.dtype", "key=value"]),
         ("engine..dtype=1", ["engine..dtype", "key=value"]),
         ("engine.dtype=[", ["engine.dtype", "YAML"]),
@@ -67,6 +71,27 @@ def test_refusals_name_key_value_and_what_is_allowed(setting: str, parts: list[s
     for part in parts:
         assert part in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        (["model=tracer", "engine.kv_dtype=int8"], "engine.kv_dtype: not possible with model tracer"),
+        (["model=tracer", "handoff.convert=kv_dtype"], "engine.kv_dtype: not possible with model tracer"),
+        (["pools.decode.kv_dtype=int8", "handoff.convert=kv_dtype", "engine.device=cuda:1"], "only CPUs convert"),
+        (["pools.decode.kv_dtype=int8", "handoff.convert=kv_dtype", "engine.kernels=triton"], "int8 is not possible"),
+    ],
+)
+def test_kv_dtypes_that_do_not_go_together(settings: list[str], part: str) -> None:
+    with pytest.raises(ConfigError, match=part):
+        load_config(None, settings)
+
+
+def test_pools_may_store_kv_in_dtypes_of_their_own() -> None:
+    config = load_config(None, ["pools.decode.kv_dtype=int8", "handoff.convert=kv_dtype"])
+    assert (config.kv_dtype("prefill"), config.kv_dtype("decode")) == ("bfloat16", "int8")
+    assert load_config(None, ["engine.kv_dtype=float32"]).kv_dtype("decode") == "float32"
+    assert load_config(None, ["engine.dtype=float16"]).kv_dtype("prefill") == "float16"
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,15 @@ def test_pools_differ_where_the_settings_say_so() -> None:
 
 
 def test_the_tracer_needs_no_folder_and_everything_else_does() -> None:
-    assert isinstance(model_spec(ClusterConfig(model="tracer"), ""), TracerModel)
-    spec = model_spec(ClusterConfig.model_validate({"engine": {"dtype": "float32", "max_context": 512}}), "folder")
-    assert spec == FolderModel("folder", "float32", 512)
+    assert isinstance(model_spec(ClusterConfig(model="tracer"), "", "decode"), TracerModel)
+    config = ClusterConfig.model_validate({"engine": {"dtype": "float32", "max_context": 512}})
+    spec = model_spec(config, "folder", "decode")
+    assert spec == FolderModel("folder", "float32", 512, kv_dtype="float32")
+
+
+def test_only_a_decode_worker_converts() -> None:
+    pools = {"prefill": {"kv_dtype": "auto"}, "decode": {"kv_dtype": "int8"}}
+    config = ClusterConfig.model_validate({"pools": pools, "handoff": {"convert": "kv_dtype"}})
+    assert model_spec(config, "f", "prefill") == FolderModel("f", "bfloat16", kv_dtype="bfloat16")
+    decode = FolderModel("f", "bfloat16", kv_dtype="int8", converts_from="bfloat16")
+    assert model_spec(config, "f", "decode") == decode

@@ -48,6 +48,22 @@ def test_copy_in_takes_whole_blocks_from_the_start_of_the_slot() -> None:
     assert digests == [digest_block(mem.pool[0], 2), digest_block(mem.pool[5], 2)] == mem.digests([0, 5])
 
 
+def test_what_is_converted_is_digested_as_it_came_and_as_it_is_kept() -> None:
+    mem = HostMemory(LAYOUT, 6, 2, 3 * SIZE, lambda copies, source, _: np.repeat(copies, 2, axis=1))
+    half = SIZE // 2  # of a block of float16
+    mem.staging[1] = np.arange(3 * SIZE, dtype=np.uint64).astype(np.uint8)
+    came = [mem.staging[1, place * half : (place + 1) * half].copy() for place in range(2)]
+    digests, converted = mem.take_converted(1, [5, 0], "float16")
+    assert digests == [digest_block(each, 2) for each in came]
+    for block, each in zip((5, 0), came, strict=True):
+        np.testing.assert_array_equal(mem.pool[block], np.repeat(each, 2))
+    assert converted == mem.digests([5, 0])
+    with pytest.raises(IntegrityError, match="cannot hold"):
+        mem.take_converted(1, [0, 1, 2, 3, 4, 5, 0], "float16")
+    with pytest.raises(IntegrityError, match="cannot become float32"):
+        memory().take_converted(0, [0], "float16")
+
+
 @pytest.mark.parametrize("block", [-1, 6])
 def test_blocks_that_do_not_exist_are_refused(block: int) -> None:
     mem = memory()

@@ -15,7 +15,7 @@ from cluster.core.errors import ConfigError, ModelError
 from engine.messages import FolderModel
 from engine.model.config import load_config
 from engine.model.loader import load_model
-from engine.model.weights import SAMPLE_BYTES, SAMPLES, Weights, expected_shapes, fingerprint, sample_offsets
+from engine.model.weights import SAMPLE_BYTES, SAMPLES, Weights, expected_shapes, fingerprint, kv_kind, sample_offsets
 from tests.unit.model.conftest import Checkpoint
 from tests.unit.model.harness import PagedRun, Sequence, load, random_tokens
 
@@ -128,6 +128,10 @@ def mark(folder: Path, kv_dtype: str = "float32", block_size: int = 16, **change
     return fingerprint(folder, config, kv_dtype, block_size)
 
 
+def test_kv_that_is_stored_as_it_is_computed_is_named_by_its_dtype_alone() -> None:
+    assert kv_kind("bfloat16", "bfloat16") == "bfloat16"
+
+
 def test_the_fingerprint_sees_all_that_changes_kv_bytes(folder: Path) -> None:
     first = mark(folder)
     assert len(first) == 16
@@ -135,6 +139,9 @@ def test_the_fingerprint_sees_all_that_changes_kv_bytes(folder: Path) -> None:
     variants = {
         first,
         mark(folder, kv_dtype="bfloat16"),
+        mark(folder, kv_kind("bfloat16", "int8")),
+        mark(folder, kv_kind("float32", "int8")),
+        mark(folder, kv_kind("float32", "int8", converted_from="float32")),
         mark(folder, block_size=8),
         mark(folder, rms_eps=0.5),
         mark(folder, rope=dataclasses.replace(config.rope, theta=5.0)),
@@ -147,7 +154,7 @@ def test_the_fingerprint_sees_all_that_changes_kv_bytes(folder: Path) -> None:
 
         rewrite(folder, change)
         variants.add(mark(folder))
-    assert len(variants) == 8
+    assert len(variants) == 11
 
 
 def test_the_fingerprint_ignores_what_only_ends_a_text_and_where_files_lie(

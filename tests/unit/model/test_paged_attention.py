@@ -1,5 +1,6 @@
 """Paged attention against a loop over single queries in float64."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from engine.layout import KVLayout
 from engine.model.attention import PagedKV, attend, plan_step, write_kv
 from engine.model.base import ForwardRow
+from engine.model.dtypes import TORCH_DTYPES
+from engine.model.kv_codec import quantise
 
 HEADS = 6
 SHAPES = [(0, 1), (0, 5), (31, 1), (32, 1), (40, 9), (200, 1), (13, 70), (0, 64), (130, 1)]  # start, queries
@@ -90,6 +93,55 @@ def test_written_vectors_lie_where_the_layout_says(block_size: int) -> None:
             token += 1
     np.testing.assert_array_equal(view, expected)
     assert step.last_tokens.tolist() == [5, 7]
+
+
+@pytest.mark.parametrize(("stored", "read"), [("int8", "float32"), ("int8", "bfloat16"), ("bfloat16", "float32")])
+def test_what_is_attended_to_is_what_was_stored(stored: str, read: str) -> None:
+    """The same attention over a pool of plain values: those that the stored ones stand for."""
+    layout = KVLayout(layers=3, kv_heads=2, head_dim=8, block_size=4, dtype=stored)
+    rng, blocks = np.random.default_rng(5), list(range(200))
+    pool = np.full((len(blocks), layout.block_bytes), 0xFF, dtype=np.uint8)
+    rows = rows_of(SHAPES, blocks, 4)
+    dtype = TORCH_DTYPES[read]
+    kv = PagedKV(pool, layout, dtype)
+    whole = [ForwardRow([0] * (r.start + len(r.tokens)), 0, r.table, write=True, logits=False) for r in rows]
+    step = plan_step(whole, kv, HEADS, None)
+    every = torch.from_numpy(rng.normal(size=(len(step.positions), 2, 2, 8))).to(dtype)
+    write_kv(kv, 1, every, step)
+
+    plain = PagedKV(
+        np.zeros((200, dataclasses.replace(layout, dtype=read).block_bytes), dtype=np.uint8),
+        layout=dataclasses.replace(layout, dtype=read),
+    )
+    if stored == "int8":
+        q, scale = quantise(every)
+        held = q.float() * scale.unsqueeze(-1)
+    else:
+        held = every.to(TORCH_DTYPES[stored])
+    write_kv(plain, 1, held.to(dtype), plan_step(whole, plain, HEADS, None))
+    steps = [plan_step(rows, each, HEADS, None) for each in (kv, plain)]
+    q_TAD = torch.from_numpy(rng.normal(size=(len(steps[0].positions), HEADS, 8))).to(dtype)
+    found, expected = (attend(each, 1, q_TAD, step) for each, step in zip((kv, plain), steps, strict=True))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert torch.isfinite(found).all()
+
+
+def test_a_block_of_int8_is_the_same_bytes_however_it_was_chunked() -> None:
+    layout = KVLayout(layers=2, kv_heads=2, head_dim=8, block_size=4, dtype="int8")
+    values = torch.from_numpy(np.random.default_rng(1).normal(size=(10, 2, 2, 8)).astype(np.float32))
+    pools = []
+    for chunks in ((10,), (1, 4, 5), (3, 3, 3, 1)):
+        pool = np.full((6, layout.block_bytes), 0xFF, dtype=np.uint8)
+        kv, done = PagedKV(pool, layout), 0
+        for count in chunks:
+            row = ForwardRow([0] * count, done, [5, 0, 2], write=True, logits=False)
+            write_kv(kv, 1, values[done : done + count], plan_step([row], kv, 2, None))
+            done += count
+        pools.append(pool)
+    written = (pools[0] != 0xFF).any(axis=1)
+    assert written.tolist() == [True, False, True, False, False, True]
+    for other in pools[1:]:
+        np.testing.assert_array_equal(pools[0], other)
 
 
 def test_no_group_is_padded_to_more_than_twice_a_row(tmp_path: Path) -> None:
