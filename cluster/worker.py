@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,8 +45,18 @@ class BlockShape(Protocol):
     def dtype(self) -> str: ...
 
 
-def make_identity(name: str, epoch: int, role: str, shape: BlockShape, fingerprint: bytes) -> WorkerIdentity:
-    """What a worker says of itself. Its address is filled in once it is bound."""
+def make_identity(
+    name: str,
+    epoch: int,
+    role: str,
+    shape: BlockShape,
+    fingerprint: bytes,
+    sources: Mapping[str, bytes] | None = None,
+) -> WorkerIdentity:
+    """What a worker says of itself. Its address is filled in once it is bound.
+
+    `sources`: by KV dtype, the fingerprints whose blocks it converts.
+    """
     layout = Layout(
         layers=shape.layers,
         kv_heads=shape.kv_heads,
@@ -55,7 +65,13 @@ def make_identity(name: str, epoch: int, role: str, shape: BlockShape, fingerpri
         dtype=shape.dtype,
     )
     return WorkerIdentity(
-        worker=name, epoch=epoch, role=role, layout=layout, fingerprint=fingerprint, protocol=PROTOCOL
+        worker=name,
+        epoch=epoch,
+        role=role,
+        layout=layout,
+        fingerprint=fingerprint,
+        protocol=PROTOCOL,
+        sources=sources,
     )
 
 

@@ -300,7 +300,7 @@ class DecodeCore:
             self.state.counters["handoffs"] += 1
             message = HandedOff(
                 attempt=attempt.id,
-                kv_bytes=moved * self.state.facts.layout.block_bytes,
+                kv_bytes=marks.kv_bytes,
                 cached_tokens=transfer.cached_tokens,
                 transferred_tokens=(verified - transfer.handoff.first) * block_size,
                 offer_wait_s=marks.offer_wait,

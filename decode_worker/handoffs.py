@@ -67,7 +67,6 @@ class HandOffs:
         self._transfers: dict[str, Transfer] = {}
         self._reads: dict[int, Transfer] = {}  # reads and copies in progress that somebody waits for
         self._copying: dict[int, list[int]] = {}  # blocks under each copy in progress
-        self._blocks_per_slot = max(1, state.config.handoff.slot_bytes // state.facts.layout.block_bytes)
 
     @property
     def active(self) -> int:
@@ -169,7 +168,8 @@ class HandOffs:
         if not is_told(offer, transfer.attempt, self._state.block_size):
             self._next_holder(transfer, "told other log-probabilities", now)
             return
-        if not transfer.handoff.offer(offer.first_position, offer.blocks):
+        keys = transfer.keys_at(peer, self._state.block_size)
+        if not transfer.handoff.offer(offer.first_position, offer.blocks, keys):
             self._next_holder(transfer, "offered other content", now)
             return
         self._post_reads(now)
@@ -248,7 +248,7 @@ class HandOffs:
         blocks = [transfer.attempt.prompt.blocks[i] for i in indexes]
         self._state.books.share(blocks, copy_owner(report.id))
         self._copying[report.id] = blocks
-        self._state.to_engine(Copy(report.id, slot, blocks))
+        self._state.to_engine(Copy(report.id, slot, blocks, transfer.holders[report.id].source))
 
     def copy_ended(self, report: CopyDone, now: float) -> None:
         """A copy is in private memory: judge it."""
@@ -262,8 +262,8 @@ class HandOffs:
         transfer.progress_at = now
         outcomes = transfer.handoff.outcomes
         before = outcomes["kv_blocks_verified"]
-        verified, doubted = transfer.handoff.copy_done(report.id, report.digests)
-        moved = (outcomes["kv_blocks_verified"] - before) * self._state.facts.layout.block_bytes
+        verified, doubted = transfer.handoff.copy_done(report.id, report.digests, report.converted)
+        moved = (outcomes["kv_blocks_verified"] - before) * transfer.holders[report.id].block_bytes
         self._state.counters["kv_bytes"] += moved
         transfer.timeline.copied(report.id, moved, now)
         publish(self._state, transfer, {v.index: v.digest for v in verified}, now)
@@ -364,18 +364,18 @@ class HandOffs:
 
     def _post_reads(self, now: float) -> None:
         """Post every read there is a slot for, oldest hand-off first."""
-        block_bytes = self._state.facts.layout.block_bytes
         for transfer in list(self._transfers.values()):
             peer = transfer.peer
             if peer is None or peer.hello is None or not peer.readable:
                 continue
-            while run := transfer.handoff.next_range(self._blocks_per_slot):
+            block_bytes = peer.block_bytes
+            while run := transfer.handoff.next_range(max(1, self._state.config.handoff.slot_bytes // block_bytes)):
                 started = self._state.staging.start_read(peer.hello.agent)
                 if started is None:
                     break
                 read_id, slot = started
                 transfer.handoff.start_read(read_id, [index for index, _ in run])
-                self._reads[read_id] = transfer
+                self._reads[read_id], transfer.holders[read_id] = transfer, peer
                 transfer.timeline.post(read_id, now)
                 ranges = merge_ranges([peer.hello.pool_address + o.block * block_bytes for _, o in run], block_bytes)
                 self._state.to_engine(Read(read_id, peer.hello.agent, ranges, slot))

@@ -1,5 +1,6 @@
 """Prefill workers as this decode worker knows them: links, agents, and why one cannot be used."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -26,7 +27,10 @@ class LinkState(Enum):
 
 @dataclass(slots=True)
 class Peer:
-    """One prefill worker in one life. `readable`: the engine knows its agent; `needs_polling`: its engine was told."""
+    """One prefill worker in one life. `readable`: the engine knows its agent; `needs_polling`: its engine was told.
+
+    `source`: the dtype of its KV where that is not ours: its blocks are converted.
+    """
 
     name: str
     address: WorkerAddress
@@ -36,8 +40,15 @@ class Peer:
     needs_polling: bool = False
     gb_per_s: float = 0.0  # what reads reached when the link was warmed
     reason: str = ""
+    source: str = ""
     ask_again_at: float = 0.0
     waiting: list[FromDecodePeer] = field(default_factory=list)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one of its blocks, as it said when the link was opened."""
+        assert self.hello is not None
+        return self.hello.block_bytes
 
 
 class Peers:
@@ -122,6 +133,7 @@ class Peers:
             self._state.effects.append(HangUp(name))
             return peer.reason
         peer.link = LinkState.UP
+        peer.source = source_of(self._state.facts.identity, hello.identity)
         self._state.to_engine(AddPeer(hello.agent, hello.agent_metadata, hello.pool_address))
         waiting, peer.waiting = peer.waiting, []
         for message in waiting:
@@ -186,8 +198,11 @@ class Peers:
             return f"{theirs.worker} was restarted: epoch {theirs.epoch:016x}, expected {peer.address.epoch:016x}"
         if (difference := identity_difference(ours, theirs)) is not None:
             return difference
-        if hello.block_bytes != self._state.facts.layout.block_bytes:
-            return f"block_bytes: {self._state.facts.layout.block_bytes} here, {hello.block_bytes} there"
+        layout = dataclasses.replace(self._state.facts.layout, dtype=theirs.layout.dtype)
+        if hello.block_bytes != layout.block_bytes:
+            return f"block_bytes: {layout.block_bytes} here, {hello.block_bytes} there"
+        if (slot_bytes := self._state.config.handoff.slot_bytes) < layout.block_bytes:
+            return f"handoff.slot_bytes: {slot_bytes} here, a block there is {layout.block_bytes} bytes"
         if hello.agent != peer.name:
             return f"agent: {peer.name} expected, {hello.agent[:80]!r} there"
         if hello.pool_address > MAX_ADDRESS or len(hello.agent_metadata) > MAX_METADATA_BYTES:
@@ -199,9 +214,18 @@ def identity_difference(ours: WorkerIdentity, theirs: WorkerIdentity) -> str | N
     """The first field that keeps two workers from exchanging KV, with both values (FAULTS C06, C07, F08)."""
     if ours.protocol != theirs.protocol:
         return f"protocol: {ours.protocol} here, {theirs.protocol} there"
+    source = source_of(ours, theirs)
     for name in ("layers", "kv_heads", "head_dim", "block_size", "dtype"):
-        if getattr(ours.layout, name) != getattr(theirs.layout, name):
+        same = getattr(ours.layout, name) == getattr(theirs.layout, name)
+        if not same and not (name == "dtype" and source):
             return f"{name}: {getattr(ours.layout, name)} here, {getattr(theirs.layout, name)} there"
-    if ours.fingerprint != theirs.fingerprint:
-        return f"fingerprint: {ours.fingerprint.hex()[:12]} here, {theirs.fingerprint.hex()[:12]} there"
+    expected = ours.sources[source] if source else ours.fingerprint
+    if expected != theirs.fingerprint:
+        return f"fingerprint: {expected.hex()[:12]} here, {theirs.fingerprint.hex()[:12]} there"
     return None
+
+
+def source_of(ours: WorkerIdentity, theirs: WorkerIdentity) -> str:
+    """The dtype of their KV where it is another than ours and one that is converted here, else ""."""
+    theirs_in = theirs.layout.dtype
+    return theirs_in if theirs_in != ours.layout.dtype and theirs_in in ours.sources else ""

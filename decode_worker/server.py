@@ -198,7 +198,7 @@ async def serve(context: ProgramContext) -> None:
     engine, ready = await start_engine("decode_worker.engine_process", init)
     try:
         layout = layout_of(ready, config.engine.block_size)
-        identity = make_identity(context.name, epoch, "decode", layout, ready.fingerprint)
+        identity = make_identity(context.name, epoch, "decode", layout, ready.fingerprint, ready.sources)
         facts = Facts(identity, layout, ready.vocab_size, ready.max_context, frozenset(ready.eos_ids))
         core = DecodeCore(config, facts)
         hello = WatchHello(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from cluster.core.handoff_ends import JobEnd, Left
+from cluster.core.keys import BlockKey, KeyChain, root_key
 from cluster.stubs.common_pb2 import WorkerAddress
 from decode_worker.attempts import Attempt
 from decode_worker.pairs import Pair
@@ -34,6 +35,7 @@ class Timeline:
     verify: float = 0.0
     publish: float = 0.0
     exposed: float = 0.0
+    kv_bytes: int = 0  # verified, as they travelled
     posted: dict[int, float] = field(default_factory=dict)  # reads
     copying: dict[int, float] = field(default_factory=dict)
     sources: dict[int, Pair] = field(default_factory=dict)  # of reads and copies
@@ -84,6 +86,7 @@ class Timeline:
         """The copy was judged; so many bytes are right."""
         seconds = now - self.copying.pop(read_id)
         self.verify += seconds
+        self.kv_bytes += kv_bytes
         if (pair := self.sources.pop(read_id, None)) is not None:
             pair.verify += seconds
             pair.kv_bytes += kv_bytes
@@ -129,6 +132,17 @@ class Transfer:
     closed: bool = False
     timeline: Timeline = field(default_factory=Timeline)
     digests: dict[int, bytes] = field(default_factory=dict)
+    holders: dict[int, Peer] = field(default_factory=dict)  # of each read so far
+    named: dict[str, list[BlockKey]] = field(default_factory=dict)  # the prompt's keys at holders of another KV dtype
+
+    def keys_at(self, peer: Peer, block_size: int) -> list[BlockKey]:
+        """What this holder calls the prompt's full blocks: under the fingerprint that its hello was found to have."""
+        if not peer.source or peer.hello is None:
+            return self.handoff.keys
+        if peer.source not in self.named:
+            root = root_key(peer.hello.identity.fingerprint, salt=self.attempt.submit.salt)
+            self.named[peer.source] = KeyChain(root, block_size).extend(self.attempt.prompt_ids)
+        return self.named[peer.source]
 
     def starved(self, staging: Staging, now: float, patience_s: float) -> bool:
         """Nothing has moved for too long, and it is the holder's turn.

@@ -44,7 +44,7 @@ REREADS = 1  # a block whose digest differs is read once more, when its holder s
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A block whose copy proved right: its index in the prompt, its key and its digest."""
+    """A block whose copy proved right: its index in the prompt, its key and its digest as it is kept here."""
 
     index: int
     key: BlockKey
@@ -125,9 +125,12 @@ class HandOff:
 
     # -- events ---------------------------------------------------------------------------------------------------
 
-    def offer(self, first_position: int, blocks: Sequence[OfferedBlock]) -> bool:
+    def offer(
+        self, first_position: int, blocks: Sequence[OfferedBlock], keys: Sequence[BlockKey] | None = None
+    ) -> bool:
         """The holder offers blocks from an absolute position on. False: the offer is malformed or names other content.
 
+        `keys`: what the holder calls the prompt's blocks, where that is not what they are called here.
         Blocks that are here already, or under way, are ignored; an offer may come twice and in any order (FAULTS C09).
         """
         start, rest = divmod(first_position, self._block_size)
@@ -138,7 +141,7 @@ class HandOff:
             if block.block < 0:
                 self._count("offer_out_of_range")
                 return False
-            if block.key != self.keys[index]:
+            if block.key != (keys or self.keys)[index]:
                 self._count("offer_wrong_key")
                 return False
         repeated = 0
@@ -187,19 +190,26 @@ class HandOff:
         self._missing_again(read_id, "give_up")
         self._count("read_given_up")
 
-    def copy_done(self, read_id: int, digests: Sequence[bytes]) -> tuple[list[Verified], list[OfferedBlock]]:
-        """Judge the copies by the offered digests. Returns (verified, doubted blocks to recheck with the holder)."""
+    def copy_done(
+        self, read_id: int, digests: Sequence[bytes], kept: Sequence[bytes] | None = None
+    ) -> tuple[list[Verified], list[OfferedBlock]]:
+        """Judge the copies by the offered digests. Returns (verified, doubted blocks to recheck with the holder).
+
+        `kept`: digests of what became of the copies here, where they were converted.
+        """
         verified, doubted = [], []
         read = self._under_way(read_id)
-        if len(digests) != len(read.offers) or any(self._state[index] is not State.COPYING for index in read.offers):
+        kept = digests if kept is None else kept
+        copying = all(self._state[index] is State.COPYING for index in read.offers)
+        if not len(digests) == len(kept) == len(read.offers) or not copying:
             raise IntegrityError(f"{len(digests)} digests cannot judge read {read_id} of blocks {read.indexes}")
         del self._reads[read_id]
-        for (index, offered), digest in zip(read.offers.items(), digests, strict=True):
+        for (index, offered), digest, own in zip(read.offers.items(), digests, kept, strict=True):
             if digest == offered.digest and index < read.distrusted:
                 self._move([index], "verified")
                 self._source[index] = read.holder
                 self._count("kv_blocks_verified")
-                verified.append(Verified(index, self.keys[index], digest))
+                verified.append(Verified(index, self.keys[index], own))
                 continue
             self._move([index], "mismatch")
             if digest == offered.digest:  # proved and taken back at once

@@ -56,6 +56,7 @@ def read_hello(hello: WatchHello) -> Facts:
             identity.protocol,
             (layout.layers, layout.kv_heads, layout.head_dim, layout.block_size, layout.dtype),
             identity.fingerprint,
+            tuple(sorted(identity.sources.items())),
         ),
         max_context=hello.max_context,
         num_blocks=hello.num_blocks,

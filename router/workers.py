@@ -351,7 +351,8 @@ class Workers:
             return state
         other = "prefill" if worker.role == "decode" else "decode"
         peers = self.ready(other, now)
-        if not peers or any(peer.facts.shape == worker.facts.shape for peer in peers):
+        pairs = [(worker, peer) if worker.role == "decode" else (peer, worker) for peer in peers]
+        if not pairs or any(pairable([decode.facts], [prefill.facts]) for decode, prefill in pairs):
             return state
-        decode, prefill = (worker, peers[0]) if worker.role == "decode" else (peers[0], worker)
+        decode, prefill = pairs[0]
         return f"mismatch: {describe_mismatch(Snapshot((decode.load(now),), (prefill.load(now),)))}"

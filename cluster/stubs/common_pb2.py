@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63luster/stubs/common.proto\x12\x0bheadrace.v1\"\xe4\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\x0c\n\x04seed\x18\x04 \x01(\x06\x12\x10\n\x08logprobs\x18\x05 \x01(\x05\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\r\n\x05min_p\x18\x08 \x01(\x01\x12\x12\n\nmin_tokens\x18\t \x01(\x05\x12\x1a\n\x12repetition_penalty\x18\n \x01(\x01\x12\x38\n\nlogit_bias\x18\x0b \x03(\x0b\x32$.headrace.v1.Sampling.LogitBiasEntry\x12%\n\x07grammar\x18\x0c \x01(\x0b\x32\x14.headrace.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\'\n\x07Grammar\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"\x9a\x01\n\x0eWorkerIdentity\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12#\n\x06layout\x18\x05 \x01(\x0b\x32\x13.headrace.v1.Layout\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\x0c\x12\x10\n\x08protocol\x18\x07 \x01(\x05\"_\n\x06Layout\x12\x0e\n\x06layers\x18\x01 \x01(\x05\x12\x10\n\x08kv_heads\x18\x02 \x01(\x05\x12\x10\n\x08head_dim\x18\x03 \x01(\x05\x12\x12\n\nblock_size\x18\x04 \x01(\x05\x12\r\n\x05\x64type\x18\x05 \x01(\t\"?\n\rWorkerAddress\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\'\n\x08TopToken\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\")\n\x0bScorePrompt\x12\x0b\n\x03top\x18\x01 \x01(\x05\x12\r\n\x05start\x18\x02 \x01(\x05\"k\n\x0ePromptLogprobs\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x05\x12\x0b\n\x03top\x18\x03 \x01(\x05\x12\x10\n\x08logprobs\x18\x04 \x01(\x0c\x12\x0b\n\x03ids\x18\x05 \x01(\x0c\x12\r\n\x05ranks\x18\x06 \x01(\x0c\"C\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\"\n\x03top\x18\x02 \x03(\x0b\x32\x15.headrace.v1.TopToken*U\n\x05\x42lame\x12\x10\n\x0c\x42LAME_WORKER\x10\x00\x12\x11\n\rBLAME_REQUEST\x10\x01\x12\x12\n\x0e\x42LAME_DEADLINE\x10\x02\x12\x13\n\x0f\x42LAME_UNSETTLED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63luster/stubs/common.proto\x12\x0bheadrace.v1\"\xe4\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\x0c\n\x04seed\x18\x04 \x01(\x06\x12\x10\n\x08logprobs\x18\x05 \x01(\x05\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\r\n\x05min_p\x18\x08 \x01(\x01\x12\x12\n\nmin_tokens\x18\t \x01(\x05\x12\x1a\n\x12repetition_penalty\x18\n \x01(\x01\x12\x38\n\nlogit_bias\x18\x0b \x03(\x0b\x32$.headrace.v1.Sampling.LogitBiasEntry\x12%\n\x07grammar\x18\x0c \x01(\x0b\x32\x14.headrace.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\'\n\x07Grammar\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"\x85\x02\n\x0eWorkerIdentity\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12#\n\x06layout\x18\x05 \x01(\x0b\x32\x13.headrace.v1.Layout\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\x0c\x12\x10\n\x08protocol\x18\x07 \x01(\x05\x12\x39\n\x07sources\x18\x08 \x03(\x0b\x32(.headrace.v1.WorkerIdentity.SourcesEntry\x1a.\n\x0cSourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"_\n\x06Layout\x12\x0e\n\x06layers\x18\x01 \x01(\x05\x12\x10\n\x08kv_heads\x18\x02 \x01(\x05\x12\x10\n\x08head_dim\x18\x03 \x01(\x05\x12\x12\n\nblock_size\x18\x04 \x01(\x05\x12\r\n\x05\x64type\x18\x05 \x01(\t\"?\n\rWorkerAddress\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\'\n\x08TopToken\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\")\n\x0bScorePrompt\x12\x0b\n\x03top\x18\x01 \x01(\x05\x12\r\n\x05start\x18\x02 \x01(\x05\"k\n\x0ePromptLogprobs\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x05\x12\x0b\n\x03top\x18\x03 \x01(\x05\x12\x10\n\x08logprobs\x18\x04 \x01(\x0c\x12\x0b\n\x03ids\x18\x05 \x01(\x0c\x12\r\n\x05ranks\x18\x06 \x01(\x0c\"C\n\x0cTokenLogprob\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\"\n\x03top\x18\x02 \x03(\x0b\x32\x15.headrace.v1.TopToken*U\n\x05\x42lame\x12\x10\n\x0c\x42LAME_WORKER\x10\x00\x12\x11\n\rBLAME_REQUEST\x10\x01\x12\x12\n\x0e\x42LAME_DEADLINE\x10\x02\x12\x13\n\x0f\x42LAME_UNSETTLED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_BLAME']._serialized_start=1024
-  _globals['_BLAME']._serialized_end=1109
+  _globals['_WORKERIDENTITY_SOURCESENTRY']._loaded_options = None
+  _globals['_WORKERIDENTITY_SOURCESENTRY']._serialized_options = b'8\001'
+  _globals['_BLAME']._serialized_start=1131
+  _globals['_BLAME']._serialized_end=1216
   _globals['_SAMPLING']._serialized_start=44
   _globals['_SAMPLING']._serialized_end=400
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=352
@@ -42,17 +44,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GRAMMAR']._serialized_start=402
   _globals['_GRAMMAR']._serialized_end=441
   _globals['_WORKERIDENTITY']._serialized_start=444
-  _globals['_WORKERIDENTITY']._serialized_end=598
-  _globals['_LAYOUT']._serialized_start=600
-  _globals['_LAYOUT']._serialized_end=695
-  _globals['_WORKERADDRESS']._serialized_start=697
-  _globals['_WORKERADDRESS']._serialized_end=760
-  _globals['_TOPTOKEN']._serialized_start=762
-  _globals['_TOPTOKEN']._serialized_end=801
-  _globals['_SCOREPROMPT']._serialized_start=803
-  _globals['_SCOREPROMPT']._serialized_end=844
-  _globals['_PROMPTLOGPROBS']._serialized_start=846
-  _globals['_PROMPTLOGPROBS']._serialized_end=953
-  _globals['_TOKENLOGPROB']._serialized_start=955
-  _globals['_TOKENLOGPROB']._serialized_end=1022
+  _globals['_WORKERIDENTITY']._serialized_end=705
+  _globals['_WORKERIDENTITY_SOURCESENTRY']._serialized_start=659
+  _globals['_WORKERIDENTITY_SOURCESENTRY']._serialized_end=705
+  _globals['_LAYOUT']._serialized_start=707
+  _globals['_LAYOUT']._serialized_end=802
+  _globals['_WORKERADDRESS']._serialized_start=804
+  _globals['_WORKERADDRESS']._serialized_end=867
+  _globals['_TOPTOKEN']._serialized_start=869
+  _globals['_TOPTOKEN']._serialized_end=908
+  _globals['_SCOREPROMPT']._serialized_start=910
+  _globals['_SCOREPROMPT']._serialized_end=951
+  _globals['_PROMPTLOGPROBS']._serialized_start=953
+  _globals['_PROMPTLOGPROBS']._serialized_end=1060
+  _globals['_TOKENLOGPROB']._serialized_start=1062
+  _globals['_TOKENLOGPROB']._serialized_end=1129
 # @@protoc_insertion_point(module_scope)

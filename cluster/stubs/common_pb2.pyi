@@ -157,9 +157,31 @@ Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
 class WorkerIdentity(_message.Message):
-    """What a worker is: compared, never guessed. Two workers pair only when layout and fingerprint are equal."""
+    """What a worker is: compared, never guessed. Two workers pair only when layout and fingerprint are equal, or when the
+    decode worker converts: then the prefill worker's dtype and fingerprint must be one of its `sources`.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SourcesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     WORKER_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
@@ -168,6 +190,7 @@ class WorkerIdentity(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """stable name, for people and logs"""
     epoch: _builtins.int
@@ -181,6 +204,10 @@ class WorkerIdentity(_message.Message):
     """major version of these files"""
     @_builtins.property
     def layout(self) -> Global___Layout: ...
+    @_builtins.property
+    def sources(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
+        """decode: by KV dtype, the fingerprints whose blocks it converts to its own"""
+
     def __init__(
         self,
         *,
@@ -191,10 +218,11 @@ class WorkerIdentity(_message.Message):
         layout: Global___Layout | None = ...,
         fingerprint: _builtins.bytes = ...,
         protocol: _builtins.int = ...,
+        sources: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "fingerprint", b"fingerprint", "layout", b"layout", "protocol", b"protocol", "role", b"role", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "fingerprint", b"fingerprint", "layout", b"layout", "protocol", b"protocol", "role", b"role", "sources", b"sources", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

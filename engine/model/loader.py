@@ -61,7 +61,7 @@ def load_model(spec: FolderModel | TracerModel, block_size: int, threads: int) -
         operators = TritonOperators
     with Weights(folder, config, spec.dtype, spec.quantization, device) as weights:
         if reason is None:
-            return NativeModel(config, weights, block_size, mark, threads)
+            return NativeModel(config, weights, block_size, mark, threads, kv_dtype=kv_dtype)
         return LlamaModel(config, weights, block_size, mark, operators, kv_dtype=kv_dtype)
 
 

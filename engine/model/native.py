@@ -4,8 +4,8 @@ The library (engine/native/) is built at install where there is a compiler for i
 anywhere else the torch model serves. Its results do not depend on what else is in a step: a sequence's tokens are the
 same alone, in any batch and in any chunking (DESIGN I5), bit for bit on one kind of CPU.
 
-Weights are packed once into the order that the products read them in; activations and KV are bfloat16, sums and the
-residual stream float32.
+Weights are packed once into the order that the products read them in; activations are bfloat16, KV as well or int8 with
+scales, sums and the residual stream float32.
 
 Shapes: T tokens of the step, R rows, E hidden size, D head_dim, V vocabulary, L rows that want logits.
 """
@@ -36,6 +36,7 @@ _ALIGNMENT = 64
 _PANEL = 32  # outputs packed together
 _STEP = 32  # inputs multiplied at once
 _TILE = 16
+_LONGEST_LINE = 1024  # of KV in int8, as in forward.cpp
 
 
 class _Linear(ctypes.Structure):
@@ -65,6 +66,7 @@ class _Model(ctypes.Structure):
         ("eps", ctypes.c_float),
         ("amx", ctypes.c_int32),
         ("threads", ctypes.c_int32),
+        ("kv_item_bytes", ctypes.c_int32),
         ("embedding", ctypes.c_void_p),
         ("layer", ctypes.POINTER(_Layer)),
         ("norm", ctypes.c_void_p),
@@ -141,8 +143,10 @@ def unsupported(
     """Why this model cannot run in native code, or None."""
     if dtype != "bfloat16":
         return f"dtype is {dtype}, native code has bfloat16 alone"
-    if kv_dtype != "bfloat16":
-        return f"KV is kept in {kv_dtype}, native code keeps it in bfloat16"
+    if kv_dtype not in ("bfloat16", "int8"):
+        return f"KV is stored in {kv_dtype}, native code has bfloat16 and int8"
+    if kv_dtype == "int8" and config.attention.head_dim > _LONGEST_LINE:
+        return f"head_dim {config.attention.head_dim} is above {_LONGEST_LINE}, with KV in int8"
     products = _STEP if quantization == "none" else GROUP
     for name, value, unit in (
         ("heads x head_dim", config.attention.heads * config.attention.head_dim, products),
@@ -172,15 +176,16 @@ class NativeModel:
         threads: int,
         *,
         amx: bool | None = None,
+        kv_dtype: str = "bfloat16",
     ) -> None:
         """Copies what it needs out of `weights`. `amx` None: where the CPU has it. Raises ModelError, ConfigError."""
         code = library()
         if (
-            reason := unsupported(config, weights.dtype_name, block_size, weights.quantization)
+            reason := unsupported(config, weights.dtype_name, block_size, weights.quantization, kv_dtype)
         ) is not None or code is None:
             raise ModelError(f"no native code for this model: {reason}")
         attention = config.attention
-        self.layout = config.kv_layout(block_size, weights.dtype_name)
+        self.layout = config.kv_layout(block_size, kv_dtype)
         self.vocab_size = config.vocab_size
         self.max_context = config.max_context
         self.eos_ids = config.eos_ids
@@ -206,6 +211,7 @@ class NativeModel:
             eps=config.rms_eps,
             amx=int(has_amx() if amx is None else amx),
             threads=threads,
+            kv_item_bytes=self.layout.item_bytes,
             embedding=embedding.data_ptr(),
             layer=self._layers,
             norm=packer.floats(["model.norm.weight"]),

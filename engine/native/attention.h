@@ -13,17 +13,50 @@
 #include "linear.h"
 
 struct Pool {
-    bf16 *data;  // [blocks, kv_heads, layers, 2, block_size, head_dim]
-    int64_t kv_heads, layers, block_size, head_dim;
+    char *data;  // [blocks, kv_heads, layers, 2] pages: block_size lines of bf16, or of int8 and then their float scales
+    int64_t kv_heads, layers, block_size, head_dim, item_bytes;
 
-    bf16 *page(int64_t block, int64_t kv_head, int64_t layer, int64_t value) const {
-        return data + (((block * kv_heads + kv_head) * layers + layer) * 2 + value) * block_size * head_dim;
+    char *page(int64_t block, int64_t kv_head, int64_t layer, int64_t value) const {
+        const int64_t bytes = block_size * (head_dim * item_bytes + (item_bytes == 1 ? sizeof(float) : 0));
+        return data + (((block * kv_heads + kv_head) * layers + layer) * 2 + value) * bytes;
     }
     // The line of one position: `position` is within the row that `table` belongs to.
-    bf16 *line(const int64_t *table, int64_t position, int64_t kv_head, int64_t layer, int64_t value) const {
-        return page(table[position / block_size], kv_head, layer, value) + position % block_size * head_dim;
+    char *line(const int64_t *table, int64_t position, int64_t kv_head, int64_t layer, int64_t value) const {
+        return page(table[position / block_size], kv_head, layer, value) + position % block_size * head_dim * item_bytes;
+    }
+    // The scale of that line, where the pool holds int8.
+    float *scale(const int64_t *table, int64_t position, int64_t kv_head, int64_t layer, int64_t value) const {
+        return (float *)(page(table[position / block_size], kv_head, layer, value) + block_size * head_dim) +
+               position % block_size;
     }
 };
+
+// A line in int8, as engine/model/kv_codec.py: q = round(x / s), s = max |x| / 127. What is not finite is read as NaN.
+inline void quantise_line(const float *x, int64_t n, char *q, float *scale) {
+    __m512 most = _mm512_setzero_ps();
+    __mmask16 unordered = 0;
+    for (int64_t i = 0; i < n; i += TILE) {
+        const __m512 v = _mm512_loadu_ps(x + i);
+        unordered |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+        most = _mm512_max_ps(most, _mm512_abs_ps(v));
+    }
+    *scale = unordered ? std::numeric_limits<float>::quiet_NaN() : _mm512_reduce_max_ps(most) / 127.0f;
+    const __m512 step = _mm512_set1_ps(*scale == 0.0f ? 1.0f : *scale);
+    for (int64_t i = 0; i < n; i += TILE) {
+        const __m512i whole = _mm512_cvtps_epi32(_mm512_div_ps(_mm512_loadu_ps(x + i), step));
+        _mm_storeu_si128((__m128i *)(q + i), _mm512_cvtsepi32_epi8(whole));
+    }
+}
+
+// 32 values of a line, as bf16.
+template <bool INT8>
+inline __m512i load_line(const char *line, int64_t d, float scale) {
+    if (!INT8) return _mm512_loadu_si512(line + d * sizeof(bf16));
+    const __m512 s = _mm512_set1_ps(scale);
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(line + d))));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(line + d + TILE))));
+    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(high, s), _mm512_mul_ps(low, s));
+}
 
 struct Row {
     const int64_t *table;
@@ -85,6 +118,7 @@ inline __m512 soften(float *scores, int64_t positions, int64_t from, const int32
 
 // V of positions [from, from + positions) as B: per 32 positions [head_dim / 16][16 lines][16 dims][2]. Lines from
 // `end` on were never written and may hold anything: they count as zero.
+template <bool INT8>
 inline void pack_values(const Pool &pool, const Row &row, int64_t kv_head, int64_t layer, int64_t from, int64_t positions,
                         int64_t end, bf16 *packed) {
     // Words 0-15 of either line alternate, then words 16-31.
@@ -94,15 +128,50 @@ inline void pack_values(const Pool &pool, const Row &row, int64_t kv_head, int64
     for (int64_t s = 0; s < positions; s += 2) {
         bf16 *to = packed + s / STEP * dim * STEP + s % STEP / 2 * STEP;
         const int64_t left = end - from - s;
-        const bf16 *even = left > 0 ? pool.line(row.table, from + s, kv_head, layer, 1) : nullptr;
+        const char *even = left > 0 ? pool.line(row.table, from + s, kv_head, layer, 1) : nullptr;
+        const char *odd = even + dim * (INT8 ? 1 : sizeof(bf16));
+        const float *scale = INT8 && left > 0 ? pool.scale(row.table, from + s, kv_head, layer, 1) : nullptr;
         for (int64_t d = 0; d < dim; d += STEP) {
-            const __m512i a = left > 0 ? _mm512_loadu_si512(even + d) : _mm512_setzero_si512();
-            const __m512i b = left > 1 ? _mm512_loadu_si512(even + dim + d) : _mm512_setzero_si512();
+            const __m512i a = left > 0 ? load_line<INT8>(even, d, INT8 ? scale[0] : 1) : _mm512_setzero_si512();
+            const __m512i b = left > 1 ? load_line<INT8>(odd, d, INT8 ? scale[1] : 1) : _mm512_setzero_si512();
             _mm512_store_si512(to + d / TILE * B_TILE, _mm512_permutex2var_epi16(a, low, b));
             _mm512_store_si512(to + (d / TILE + 1) * B_TILE, _mm512_permutex2var_epi16(a, high, b));
         }
     }
 }
+
+// K of positions [from, from + positions) of one head as bf16, [positions][head_dim]; lines from `end` on are zero.
+inline void open_keys(const Pool &pool, const Row &row, int64_t kv_head, int64_t layer, int64_t from, int64_t positions,
+                      int64_t end, bf16 *opened) {
+    for (int64_t s = 0; s < positions; s++, opened += pool.head_dim) {
+        const bool written = from + s < end;
+        const char *line = written ? pool.line(row.table, from + s, kv_head, layer, 0) : nullptr;
+        const float scale = written ? *pool.scale(row.table, from + s, kv_head, layer, 0) : 0;
+        for (int64_t d = 0; d < pool.head_dim; d += STEP)
+            _mm512_store_si512(opened + d, written ? load_line<true>(line, d, scale) : _mm512_setzero_si512());
+    }
+}
+
+// The keys of 16 positions from `from + s` on, of the tile's head `h`: as they lie in the pool, or as they were opened.
+struct Keys {
+    const Pool &pool;
+    const Row &row;
+    int64_t kv_head, layer, from;
+    const bf16 *opened;  // [heads][most][head_dim], or null
+    int64_t most;
+
+    const bf16 *at(int64_t h, int64_t s) const {
+        if (opened) return opened + (h * most + s) * pool.head_dim;
+        return (const bf16 *)pool.line(row.table, from + s, kv_head + h, layer, 0);
+    }
+    // What is in no cache yet is asked for ahead, V as well.
+    void prefetch(int64_t h, int64_t s) const {
+        for (int value = 0; value < 2; value++) {
+            const bf16 *lines = (const bf16 *)pool.line(row.table, from + s, kv_head + h, layer, value);
+            for (int64_t i = 0; i < TILE * pool.head_dim; i += STEP) _mm_prefetch((const char *)(lines + i), _MM_HINT_T0);
+        }
+    }
+};
 
 // One tile: up to 16 queries of `heads` kv heads, `each` per head, from pair `first` on. One head, or all there is of
 // several: a sequence that decodes has few queries per head.
@@ -130,25 +199,17 @@ inline void pack_queries(const bf16 *q, const Row &row, const Tile16 &tile, int6
         }
 }
 
-inline void prefetch_lines(const bf16 *x, int64_t elements) {
-    for (int64_t i = 0; i < elements; i += STEP) _mm_prefetch((const char *)(x + i), _MM_HINT_T0);
-}
-
 // S [positions][16]. Blocks hold a multiple of 16 positions. `fresh`: K and V of this row are in no cache yet.
 template <bool AMX>
-inline void score(const Pool &pool, const Row &row, const Tile16 &tile, int64_t layer, int64_t from, int64_t positions,
-                  const bf16 *queries, bool fresh, float *scores) {
-    const int64_t dim = pool.head_dim, steps = dim / STEP;
+inline void score(const Keys &all, const Tile16 &tile, int64_t positions, const bf16 *queries, bool fresh, float *scores) {
+    const int64_t dim = all.pool.head_dim, steps = dim / STEP;
     if (AMX) configure_tiles(TILE, 0);
     for (int64_t s = 0; s < positions; s += TILE) {
         float *to = scores + s * TILE;
         if (AMX) _tile_zero(0);
         for (int64_t h = 0; h < tile.heads; h++) {
-            const bf16 *keys = pool.line(row.table, from + s, tile.kv_head + h, layer, 0);
-            const bf16 *b = queries + h * steps * B_TILE;
-            if (fresh && s + 2 * TILE < positions)
-                for (int value = 0; value < 2; value++)
-                    prefetch_lines(pool.line(row.table, from + s + 2 * TILE, tile.kv_head + h, layer, value), TILE * dim);
+            const bf16 *keys = all.at(h, s), *b = queries + h * steps * B_TILE;
+            if (fresh && s + 2 * TILE < positions) all.prefetch(h, s + 2 * TILE);
             if (AMX) {
                 for (int64_t k = 0; k < steps; k++) {
                     _tile_loadd(6, b + k * B_TILE, 64);
@@ -166,15 +227,14 @@ inline void score(const Pool &pool, const Row &row, const Tile16 &tile, int64_t 
 }
 
 // The same for one head of 64 dimensions, whose queries stay in their tiles.
-inline void score_64(const Pool &pool, const Row &row, const Tile16 &tile, int64_t layer, int64_t from, int64_t positions,
-                     const bf16 *queries, float *scores) {
+inline void score_64(const Keys &all, int64_t positions, const bf16 *queries, float *scores) {
     configure_tiles(TILE, TILE);
     _tile_loadd(6, queries, 64);
     _tile_loadd(7, queries + B_TILE, 64);
     for (int64_t s = 0; s < positions; s += 2 * TILE) {
-        const bf16 *keys = pool.line(row.table, from + s, tile.kv_head, layer, 0);
+        const bf16 *keys = all.at(0, s);
         const bool two = s + TILE < positions;
-        const bf16 *next = two ? pool.line(row.table, from + s + TILE, tile.kv_head, layer, 0) : keys;
+        const bf16 *next = two ? all.at(0, s + TILE) : keys;
         _tile_zero(0);
         _tile_zero(1);
         _tile_loadd(4, keys, 64 * sizeof(bf16));
@@ -241,8 +301,9 @@ inline int64_t heads_together(const Row &row, int64_t group, int64_t kv_heads) {
     return fit < 1 ? 1 : fit < kv_heads ? fit : kv_heads;
 }
 
-// kv heads [kv_head, kv_head + heads) of one row. `out`: packed rows of [tokens, query heads * head_dim].
-template <bool AMX>
+// kv heads [kv_head, kv_head + heads) of one row. `out`: packed rows of [tokens, query heads * head_dim]. KV in int8 is
+// opened to bf16 once for all tiles of queries.
+template <bool AMX, bool INT8>
 void attend(const Pool &pool, const Row &row, int64_t kv_head, int64_t heads, int64_t layer, const Attention &attention,
             const bf16 *q, bf16 *out, Scratch &scratch) {
     const int64_t dim = pool.head_dim, group = attention.heads / pool.kv_heads, end = row.start + row.tokens;
@@ -250,10 +311,16 @@ void attend(const Pool &pool, const Row &row, int64_t kv_head, int64_t heads, in
     const int64_t from = (reach > 0 ? reach : 0) / STEP * STEP;
     const int64_t most = ceil_div(end - from, STEP) * STEP;  // positions, in groups of 32
     const int64_t value_floats = heads * most * dim / 2, query_floats = heads * TILE * dim / 2;
-    float *scores = scratch.at_least(most * TILE + most * TILE / 2 + value_floats + TILE * dim + query_floats);
+    const int64_t key_floats = INT8 ? value_floats : 0;
+    float *scores =
+        scratch.at_least(most * TILE + most * TILE / 2 + value_floats + key_floats + TILE * dim + query_floats);
     bf16 *probabilities = (bf16 *)(scores + most * TILE);
     float *sums = scores + most * TILE + most * TILE / 2;
     bf16 *queries = (bf16 *)(sums + TILE * dim), *values = queries + 2 * query_floats;
+    bf16 *opened = INT8 ? values + 2 * value_floats : nullptr;
+    for (int64_t h = 0; INT8 && h < heads; h++)
+        open_keys(pool, row, kv_head + h, layer, from, most, end, opened + h * most * dim);
+    const Keys keys = {pool, row, kv_head, layer, from, opened, most};
 
     const int64_t pairs = row.tokens * group;
     for (int64_t first = 0; first < pairs; first += TILE) {
@@ -265,12 +332,12 @@ void attend(const Pool &pool, const Row &row, int64_t kv_head, int64_t heads, in
         const int64_t positions = ((last - from) / TILE + 1) * TILE, steps = ceil_div(positions, STEP);
         pack_queries(q, row, tile, attention.heads, dim, queries);
         if (AMX && dim == 64 && heads == 1 && first)
-            score_64(pool, row, tile, layer, from, positions, queries, scores);
+            score_64(keys, positions, queries, scores);
         else
-            score<AMX>(pool, row, tile, layer, from, positions, queries, first == 0, scores);
+            score<AMX>(keys, tile, positions, queries, first == 0 && !INT8, scores);
         if (first == 0)
             for (int64_t h = 0; h < heads; h++)
-                pack_values(pool, row, kv_head + h, layer, from, most, end, values + h * most * dim);
+                pack_values<INT8>(pool, row, kv_head + h, layer, from, most, end, values + h * most * dim);
         const __m512 sum = soften(scores, positions, from, position, attention, probabilities);
         if (AMX) configure_tiles(tile.each, tile.each);
         for (int64_t h = 0; h < heads; h++)

@@ -26,12 +26,12 @@ struct HrLayer {
 struct HrModel {
     int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, block_size, window;
     float eps;
-    int32_t amx, threads;
+    int32_t amx, threads, kv_item_bytes;  // KV is bf16, or int8 with scales
     const bf16 *embedding;  // [vocab, hidden]
     const HrLayer *layer;
     const float *norm;
     Linear head;
-    bf16 *pool;
+    char *pool;
 };
 
 struct HrStep {
@@ -64,6 +64,8 @@ struct Buffer {
     ~Buffer() { free(memory); }
 };
 
+constexpr int64_t LONGEST_LINE = 1024;  // engine/model/native.py refuses longer ones in int8
+
 // Where the time of all steps so far went, in cycles of the time stamp counter.
 enum Phase { NORM, QKV, HEADS, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, PHASES };
 uint64_t spent[PHASES];
@@ -95,8 +97,9 @@ void normalise(const float *x, const float *weight, int64_t n, float eps, bf16 *
                    _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), factor), _mm512_loadu_ps(weight + i)));
 }
 
-// One head: its own norm (Qwen3), then the rotation, to bfloat16.
-void rotate(const float *x, const float *norm, float eps, const float *cos, const float *sin, int64_t dim, bf16 *to) {
+// One head: its own norm (Qwen3), then the rotation. `store` gets 16 values at a time.
+template <typename Store>
+void rotate(const float *x, const float *norm, float eps, const float *cos, const float *sin, int64_t dim, Store store) {
     const int64_t half = dim / 2;
     float factor = 1.0f;
     if (norm) factor = 1.0f / std::sqrt(sum_of_squares(x, dim) / (float)dim + eps);
@@ -108,7 +111,7 @@ void rotate(const float *x, const float *norm, float eps, const float *cos, cons
             other = _mm512_mul_ps(_mm512_mul_ps(other, _mm512_set1_ps(factor)), _mm512_loadu_ps(norm + j));
         }
         const __m512 turned = _mm512_mul_ps(other, _mm512_loadu_ps(sin + i));
-        store_bf16(to + i, _mm512_fmadd_ps(own, _mm512_loadu_ps(cos + i), turned));
+        store(i, _mm512_fmadd_ps(own, _mm512_loadu_ps(cos + i), turned));
     }
 }
 
@@ -116,20 +119,29 @@ void rotate(const float *x, const float *norm, float eps, const float *cos, cons
 void split_heads(const HrModel &m, const HrStep &s, const Pool &pool, int64_t layer, const float *qkv, bf16 *q) {
     const HrLayer &w = m.layer[layer];
     const int64_t dim = m.head_dim, all = m.heads + 2 * m.kv_heads;
+    const bool int8 = m.kv_item_bytes == 1;
+    alignas(64) float line[LONGEST_LINE];
     for (int64_t r = 0; r < s.rows; r++) {
         const Row &row = s.row[r];
         for (int64_t i = 0; i < row.tokens; i++) {
             const int64_t token = row.first_token + i;
             const float *x = qkv + token * all * dim, *cos = s.cos + token * dim, *sin = s.sin + token * dim;
             for (int64_t h = 0; h < m.heads; h++)
-                rotate(x + h * dim, w.q_norm, m.eps, cos, sin, dim, q + (token * m.heads + h) * dim);
+                rotate(x + h * dim, w.q_norm, m.eps, cos, sin, dim,
+                       [to = q + (token * m.heads + h) * dim](int64_t d, __m512 v) { store_bf16(to + d, v); });
             if (!s.write[r]) continue;
             for (int64_t h = 0; h < m.kv_heads; h++) {
-                const float *v = x + (m.heads + m.kv_heads + h) * dim;
-                bf16 *value = pool.line(row.table, row.start + i, h, layer, 1);
-                rotate(x + (m.heads + h) * dim, w.k_norm, m.eps, cos, sin, dim,
-                       pool.line(row.table, row.start + i, h, layer, 0));
-                for (int64_t d = 0; d < dim; d += TILE) store_bf16(value + d, _mm512_loadu_ps(v + d));
+                const int64_t at = row.start + i;
+                const float *k = x + (m.heads + h) * dim, *v = x + (m.heads + m.kv_heads + h) * dim;
+                char *key = pool.line(row.table, at, h, layer, 0), *value = pool.line(row.table, at, h, layer, 1);
+                if (int8) {
+                    rotate(k, w.k_norm, m.eps, cos, sin, dim, [&](int64_t d, __m512 x) { _mm512_store_ps(line + d, x); });
+                    quantise_line(line, dim, key, pool.scale(row.table, at, h, layer, 0));
+                    quantise_line(v, dim, value, pool.scale(row.table, at, h, layer, 1));
+                    continue;
+                }
+                rotate(k, w.k_norm, m.eps, cos, sin, dim, [=](int64_t d, __m512 x) { store_bf16((bf16 *)key + d, x); });
+                for (int64_t d = 0; d < dim; d += TILE) store_bf16((bf16 *)value + d, _mm512_loadu_ps(v + d));
             }
         }
     }
@@ -154,7 +166,8 @@ int forward(const HrModel &m, const HrStep &s, Buffers &buffers) {
     void *wide = buffers.wide.of<char>(wide_bytes > inner_bytes ? wide_bytes : inner_bytes);
     bf16 *q = buffers.queries.of<bf16>(T * q_size), *mixed = buffers.mixed.of<bf16>(padded * q_size);
     if (!x || !rows || !wide || !q || !mixed) return 1;
-    const Pool pool = {m.pool, m.kv_heads, m.layers, m.block_size, D};
+    const Pool pool = {m.pool, m.kv_heads, m.layers, m.block_size, D, m.kv_item_bytes};
+    const auto attend_heads = m.kv_item_bytes == 1 ? attend<AMX, true> : attend<AMX, false>;
     const Attention attention = {m.heads, m.window, (float)(1.4426950408889634 / std::sqrt((double)D))};
 
     for (int64_t t = 0; t < T; t++)
@@ -175,7 +188,7 @@ int forward(const HrModel &m, const HrStep &s, Buffers &buffers) {
             const int64_t head = item % m.kv_heads, together = heads_together(row, m.heads / m.kv_heads, m.kv_heads);
             if (head % together) continue;
             const int64_t heads = m.kv_heads - head < together ? m.kv_heads - head : together;
-            attend<AMX>(pool, row, head, heads, l, attention, q, mixed, scratch);
+            attend_heads(pool, row, head, heads, l, attention, q, mixed, scratch);
         }
         watch.done(ATTENTION);
         apply<AMX, Then::ADD>(w.output, mixed, T, x, m.threads);

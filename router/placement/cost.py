@@ -35,7 +35,7 @@ class Cost:
             return busy(field)
         limit = min(option[0].total_ms for option in options) + NEAR_MS
         best, decode, prefill = rng.choice([option for option in options if option[0].total_ms <= limit])
-        answer, ready = reckon.answer(decode, demand), field.ready.get(decode.shape, ())
+        answer, ready = reckon.answer(decode, demand), decode.shape.among(field.ready)
         ranked = sorted(ready, key=lambda p: (p is not prefill, reckon.remote(reads[p.address], answer).total_ms))
         others = sorted((other for other, _, _ in options if other is not best), key=lambda other: other.total_ms)
         return field.served(best, decode, ranked, others)
@@ -51,8 +51,8 @@ def _options(field: Field, reads: Mapping[str, Reading]) -> list[Option]:
         if field.alone(d):
             options.append((alone, d, None))
             continue
-        ready = {p.address for p in field.ready[d.shape]}
-        pairs = [(reckon.remote(reads[p.address], answer), d, p) for p in field.prefill[d.shape]]
+        ready = {p.address for p in d.shape.among(field.ready)}
+        pairs = [(reckon.remote(reads[p.address], answer), d, p) for p in d.shape.among(field.prefill)]
         options += [pair for pair in pairs if pair[2].address in ready]
         if alone.total_ms <= min(pair[0].total_ms for pair in pairs):
             options.append((alone, d, None))

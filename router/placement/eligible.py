@@ -1,7 +1,8 @@
 """Who may serve a request at all: the same rules for every policy. Pure.
 
-1. *Shape.* KV moves only between equal shapes. A decode worker that fits no prefill worker gets nothing, unless there
-   is no prefill worker at all; a stream goes on only with the weights it began with.
+1. *Shape.* KV moves only between equal shapes, or to a decode worker that converts it. A decode worker that fits no
+   prefill worker gets nothing, unless there is no prefill worker at all; a stream goes on only with the weights it
+   began with.
 2. *Size.* What could never hold the request is left out; when that is everybody, waiting is hopeless.
 3. *Cooling.* A failing decode worker is chosen only when every other is failing too (FAULTS F13).
 4. *Room.* Decode must have room now (late binding). A prefill worker must take the prompt now: neither refusing work
@@ -45,7 +46,7 @@ class Field:
     def alone(self, decode: WorkerLoad) -> bool:
         """Whether this decode worker must read the prompt by itself."""
         few = decode.missing(self.demand.tokens) <= self.demand.local_max_tokens
-        return few or decode.shape not in self.prefill
+        return few or not decode.shape.among(self.prefill)
 
     def served(
         self, chosen: Estimate, decode: WorkerLoad, ranked: Sequence[WorkerLoad], others: Sequence[Estimate] = ()
@@ -84,7 +85,7 @@ def in_order(
 ) -> Placement | Wait:
     """For policies that choose one side after the other: the first of `decode` that can be served now."""
     for worker in decode:
-        alone, ranked = field.alone(worker), rank(field.ready.get(worker.shape, ()))
+        alone, ranked = field.alone(worker), rank(worker.shape.among(field.ready))
         if alone or ranked:
             prefill = None if alone else ranked[0]
             return field.served(estimate(worker, prefill, field.demand), worker, ranked)
@@ -101,7 +102,7 @@ def busy(field: Field) -> Wait:
 def pairable(decode: Iterable[Shaped], prefill: Iterable[HasShape]) -> list[Shaped]:
     """Decode workers that fit a prefill worker; all of them when there is no prefill worker."""
     shapes = {p.shape for p in prefill}
-    return [d for d in decode if not shapes or d.shape in shapes]
+    return [d for d in decode if not shapes or not shapes.isdisjoint(d.shape.readable)]
 
 
 def describe_mismatch(snapshot: Snapshot) -> str:

@@ -72,7 +72,7 @@ def answer(decode: WorkerLoad, demand: Demand) -> Answer:
     tokens = demand.tokens
     steps = min(ANSWER_TOKENS, demand.max_tokens - min(demand.histories, default=0))
     step_ms = decode.rates.step_ms(decode.active + len(demand.histories), decode.context + tokens)
-    return Answer(decode, decode.missing(tokens) * decode.shape.kv_bytes, max(1, steps) * step_ms)
+    return Answer(decode, decode.missing(tokens) * decode.shape.moved_bytes, max(1, steps) * step_ms)
 
 
 def remote(read: Reading, answer: Answer) -> Estimate:

@@ -3,30 +3,54 @@
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from router.placement.rates import Rates
 from router.requests import worst_blocks
 
 UNMEASURED = Rates()
 _BITS = re.compile(r"\d+")  # the first number in a type's name: float32, bfloat16, int64
+_SCALE_BYTES = {"int8": 4}
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What must be equal for two workers to exchange KV."""
+    """What must be equal for two workers to exchange KV, but that a decode worker may convert.
+
+    `sources`: the (dtype, fingerprint) of KV that it converts to its own.
+    """
 
     protocol: int
     layout: tuple[int, int, int, int, str]  # layers, kv heads, head dim, block size, dtype
     fingerprint: bytes
+    sources: tuple[tuple[str, bytes], ...] = ()
 
     @property
     def kv_bytes(self) -> int:
         """KV of one position."""
         layers, heads, dim, _, dtype = self.layout
         bits = _BITS.search(dtype)
-        return 2 * layers * heads * dim * (int(bits[0]) // 8 if bits else 2)
+        item_bytes = int(bits[0]) // 8 if bits else 2
+        return 2 * layers * heads * (dim * item_bytes + _SCALE_BYTES.get(dtype, 0))
+
+    @property
+    def moved_bytes(self) -> int:
+        """KV of one position as it comes to a decode worker of this shape."""
+        return max(shape.kv_bytes for shape in self.readable)
+
+    @property
+    def readable(self) -> tuple["Shape", ...]:
+        """The shapes of the prefill workers whose KV a decode worker of this shape can take."""
+        if not self.sources:
+            return (self,)
+        own, shape = replace(self, sources=()), self.layout[:4]
+        return (own, *(Shape(self.protocol, (*shape, dtype), mark) for dtype, mark in self.sources))
+
+    def among(self, prefill: Mapping["Shape", tuple[_Value, ...]]) -> tuple[_Value, ...]:
+        """Those that a decode worker of this shape can take KV from."""
+        return tuple(each for shape in self.readable for each in prefill.get(shape, ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +208,8 @@ class Policy(Protocol):
 
 
 def difference(a: Shape, b: Shape) -> str:
-    """The first field in which two shapes differ, with both values."""
+    """The first field in which a prefill worker's shape `a` and a decode worker's `b` differ, with both values."""
+    b = next((shape for shape in b.readable if shape.layout == a.layout), b)
     if a.protocol != b.protocol:
         return f"protocol ({a.protocol} and {b.protocol})"
     if a.layout != b.layout:

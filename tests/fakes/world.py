@@ -8,7 +8,7 @@ request takes about a millisecond and a failing seed replays exactly.
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -65,7 +65,9 @@ class World:
         decode: int = 1,
         seed: int = 0,
         model_factory: ModelFactory | None = None,
+        sources: Mapping[str, bytes] | None = None,
     ) -> None:
+        """`sources`: of the decode workers, the fingerprints by KV dtype whose blocks they convert."""
         self.config = config
         self._make_model = model_factory or self._tracer
         self.clock = ManualClock()
@@ -77,6 +79,7 @@ class World:
         self.decode: dict[str, DecodeCore] = {}
         self.answers: dict[str, Answer] = defaultdict(Answer)
         self.sessions: dict[str, str] = {}  # decode worker -> the session that is open with it
+        self._sources = sources
         self._number = 0
         self._session = 1
         for i in range(prefill):
@@ -111,6 +114,7 @@ class World:
             layout=wire,
             fingerprint=engine.model.fingerprint,
             protocol=PROTOCOL,
+            sources=self._sources if role == "decode" else None,
         )
 
     def add_prefill(self, name: str) -> None:

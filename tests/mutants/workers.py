@@ -13,7 +13,7 @@ MUTANTS = (
     Mutant(
         "publish before compare: under the digest that was offered",
         "decode_worker/handoffs.py",
-        "self._state.to_engine(Copy(report.id, slot, blocks))",
+        "self._state.to_engine(Copy(report.id, slot, blocks, transfer.holders[report.id].source))",
         "self._state.to_engine(Copy(report.id, slot, blocks)); [self._state.books.publish(block, "
         "self._state.books.generation(block), transfer.handoff.keys, at, transfer.handoff._offered[at].digest)"
         " for at, block in zip(indexes, blocks)]",

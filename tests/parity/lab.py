@@ -16,7 +16,7 @@ from cluster.stubs.common_pb2 import Sampling
 from cluster.stubs.session_pb2 import SampleState
 from engine.messages import FolderModel, SampleSpec
 from engine.model.base import Model
-from engine.model.loader import load_model
+from engine.model.loader import load_model, sources
 from tests.checkpoints import VOCAB_SIZE, reference_model
 from tests.fakes.world import World
 from tests.parity.judge import Ledger
@@ -42,11 +42,12 @@ class Asked:
 
 @dataclass(slots=True)
 class Lab:
-    """One checkpoint."""
+    """One checkpoint. `kv`: what prefill and decode workers store KV in, "" as they compute it."""
 
     name: str
     folder: Path
     kernels: Literal["auto", "triton"] = "auto"
+    kv: tuple[str, str] = ("", "")
     models: dict[str, Model] = field(default_factory=dict)
     ledger: Ledger = field(init=False)
 
@@ -71,7 +72,14 @@ class Lab:
                 | {"admission_window_tokens": 1 << 20, "wait_line": 1024},
             }
         )
-        return World(config, prefill=prefill, decode=decode, seed=len(self.name), model_factory=self._model)
+        return World(
+            config,
+            prefill=prefill,
+            decode=decode,
+            seed=len(self.name),
+            model_factory=self._model,
+            sources=sources(self._spec("decode-0"), B),
+        )
 
     def ask(
         self,
@@ -117,9 +125,19 @@ class Lab:
 
     def _model(self, engine: str) -> Model:
         if engine not in self.models:
-            spec = FolderModel(str(self.folder), "float32", kernels=self.kernels)
-            self.models[engine] = load_model(spec, B, threads=1)
+            self.models[engine] = load_model(self._spec(engine), B, threads=1)
         return self.models[engine]
+
+    def _spec(self, engine: str) -> FolderModel:
+        prefill, decode = self.kv
+        decodes = engine.startswith("decode")
+        return FolderModel(
+            str(self.folder),
+            "float32",
+            kernels=self.kernels,
+            kv_dtype=decode if decodes else prefill,
+            converts_from=prefill if decodes and prefill != decode else "",
+        )
 
 
 @functools.cache

@@ -42,6 +42,22 @@ def test_blocks_become_usable_in_order_of_their_proof() -> None:
     assert h.outcomes == {"kv_blocks_verified": 4}
 
 
+def test_a_holder_may_have_names_of_its_own_and_what_came_may_be_kept_as_something_else() -> None:
+    h = handoff(2)
+    named = [b"theirs %d" % i for i in range(2)]
+    theirs = [OfferedBlock(block=i, generation=1, key=named[i], digest=b"d%d" % i) for i in range(2)]
+    assert not h.offer(0, [offered(0)], named)
+    assert not h.offer(0, theirs)
+    assert h.offer(0, theirs, named)
+    h.start_read(1, [0, 1])
+    h.read_done(1)
+    with pytest.raises(IntegrityError, match="cannot judge"):
+        h.copy_done(1, [b"d0", b"d1"], [b"kept"])
+    verified, doubted = h.copy_done(1, [b"d0", b"other"], [b"kept 0", b"kept 1"])
+    assert [(v.index, v.key, v.digest) for v in verified] == [(0, key(0), b"kept 0")]
+    assert [b.block for b in doubted] == [1]
+
+
 def test_a_range_is_a_run_of_neighbours_from_what_is_wanted() -> None:
     h = handoff(6, first=1)
     h.offer(0, [offered(i) for i in (0, 1, 2)])

@@ -13,7 +13,7 @@ from engine.model.base import ForwardRow, Model
 from engine.model.loader import load_model
 from engine.model.quantise import Quantization
 
-POISON = 0xFF  # every float of these bytes is NaN, in float32 and in bfloat16
+POISON = 0xFF  # every float of these bytes is NaN, in float32, in bfloat16 and as a scale of int8
 
 
 @dataclass
@@ -71,8 +71,9 @@ def load(
     dtype: str = "float32",
     kernels: Literal["auto", "native", "torch", "triton"] = "auto",
     quantization: Quantization = "none",
+    kv_dtype: str = "",
 ) -> Model:
-    spec = FolderModel(str(folder), dtype, kernels=kernels, quantization=quantization)
+    spec = FolderModel(str(folder), dtype, kernels=kernels, quantization=quantization, kv_dtype=kv_dtype)
     return load_model(spec, block_size, threads=1)
 
 

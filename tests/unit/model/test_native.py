@@ -50,12 +50,19 @@ runs = pytest.mark.skipif(native.library() is None, reason="this CPU lacks AVX-5
 KINDS = [pytest.param(False, id="avx512"), pytest.param(True, id="amx")]
 
 
-def native_model(folder: Path, *, amx: bool, threads: int = 1, quantization: Quantization = "none") -> NativeModel:
+def native_model(
+    folder: Path,
+    *,
+    amx: bool,
+    threads: int = 1,
+    quantization: Quantization = "none",
+    kv_dtype: str = "bfloat16",
+) -> NativeModel:
     if amx and not native.has_amx():
         pytest.skip("this CPU has no AMX")
     config = load_config(folder)
     with Weights(folder, config, "bfloat16", quantization) as weights:
-        return NativeModel(config, weights, BLOCK, b"", threads, amx=amx)
+        return NativeModel(config, weights, BLOCK, b"", threads, amx=amx, kv_dtype=kv_dtype)
 
 
 def mean_errors(every: list[PagedRun], chunks: tuple[int, ...]) -> list[float]:
@@ -92,6 +99,42 @@ def test_it_is_as_near_to_float32_as_torch_in_bfloat16(variant: str, amx: bool, 
 
 @runs
 @pytest.mark.parametrize("amx", KINDS)
+@pytest.mark.parametrize("variant", ["llama", "heads of 64", "heads of 128", "one kv head", "qwen3", "window"])
+def test_kv_in_int8_is_as_near_to_float32_with_it_as_torch_in_bfloat16(
+    variant: str, amx: bool, checkpoint: Checkpoint
+) -> None:
+    architecture, overrides = VARIANTS[variant]
+    folder = checkpoint(architecture, **overrides)
+    torches = [load(folder, BLOCK, dtype, "torch", kv_dtype="int8") for dtype in ("float32", "bfloat16")]
+    every = [PagedRun(model) for model in (*torches, native_model(folder, amx=amx, kv_dtype="int8"))]
+    theirs, ours = mean_errors(every, (len(TOKENS), 40, 1))
+    assert ours <= 1.1 * theirs
+
+
+@runs
+@pytest.mark.parametrize("overrides", [WIDE, {**WIDE, "head_dim": 128}])
+def test_kv_of_the_first_layer_is_the_codecs_to_a_step(overrides: dict[str, object], checkpoint: Checkpoint) -> None:
+    """Of vectors whose last bits differ: every value within one step, nearly every one the same."""
+    folder = checkpoint("llama", **overrides)
+    runs = [PagedRun(load(folder, BLOCK, "float32", "torch", kv_dtype="int8")), None]
+    runs[1] = PagedRun(native_model(folder, amx=False, kv_dtype="int8"))
+    pages = []
+    for run in runs:
+        sequence = Sequence(TOKENS[:32])
+        run.feed(sequence, 32)
+        layout = run.model.layout
+        first = run.pool[sequence.table].reshape(2, layout.kv_heads, layout.layers, 2, layout.page_bytes)[:, :, 0]
+        pages.append(first.reshape(-1, layout.page_bytes))
+    count = BLOCK * layout.head_dim
+    steps = np.abs(np.diff(np.stack([page[:, :count].view(np.int8).astype(int) for page in pages]), axis=0))
+    scales = [np.ascontiguousarray(page[:, count:]).view(np.float32) for page in pages]
+    np.testing.assert_allclose(scales[1], scales[0], rtol=0.02)
+    assert steps.max() <= 3
+    assert steps.mean() < 0.3
+
+
+@runs
+@pytest.mark.parametrize("amx", KINDS)
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantised_weights_give_what_float32_gives_with_them(
     quantization: Quantization, amx: bool, checkpoint: Checkpoint
@@ -121,20 +164,23 @@ def test_whole_numbers_give_the_same_bits_on_either_kind_of_cpu(
 @runs
 @pytest.mark.parametrize("amx", KINDS)
 @pytest.mark.parametrize(
-    ("variant", "quantization"),
+    ("variant", "quantization", "kv_dtype"),
     [
-        ("llama", "none"),
-        ("heads of 64", "none"),
-        ("window", "none"),
-        ("more queries than a tile", "none"),
-        ("small numbers", "int8"),
+        ("llama", "none", "bfloat16"),
+        ("heads of 64", "none", "bfloat16"),
+        ("window", "none", "bfloat16"),
+        ("more queries than a tile", "none", "bfloat16"),
+        ("small numbers", "int8", "bfloat16"),
+        ("heads of 64", "none", "int8"),
+        ("window", "none", "int8"),
     ],
 )
 def test_company_and_chunks_change_no_bit(
-    variant: str, quantization: Quantization, amx: bool, checkpoint: Checkpoint
+    variant: str, quantization: Quantization, kv_dtype: str, amx: bool, checkpoint: Checkpoint
 ) -> None:
     architecture, overrides = VARIANTS[variant]
-    model = native_model(checkpoint(architecture, **overrides), amx=amx, quantization=quantization)
+    folder = checkpoint(architecture, **overrides)
+    model = native_model(folder, amx=amx, quantization=quantization, kv_dtype=kv_dtype)
     run = PagedRun(model, num_blocks=96)
 
     @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -46,6 +46,27 @@ def chosen(policy: str, demand: Demand, decode: Loads, prefill: Loads, seed: int
 
 
 @ALL
+def test_a_decode_worker_that_converts_is_placed_with_its_sources_alone(policy: str) -> None:
+    source = replace(SHAPE, fingerprint=b"as computed")
+    shape = Shape(1, (2, 2, 8, 16, "int8"), b"int8", (("float32", b"as computed"),))
+    result = chosen(policy, LONG, [worker("d0", shape=shape)], [worker("p0"), worker("p1", shape=source)])
+    assert [p.address for p in result.prefill] == ["p1"]
+    wrong = ask(policy, LONG, [worker("d0", shape=shape)], [worker("p0")])
+    assert isinstance(wrong, NoPair)
+    assert "fingerprint" in wrong.reason
+    narrow = replace(SHAPE, layout=(*SHAPE.layout[:4], "bfloat16"))
+    other = ask(policy, LONG, [worker("d0", shape=shape)], [worker("p0", shape=narrow)])
+    assert isinstance(other, NoPair)
+    assert "layout" in other.reason
+
+
+def test_scales_and_conversion_count_in_what_travels() -> None:
+    shape = Shape(1, (2, 2, 8, 16, "int8"), b"int8", (("float32", b"as computed"),))
+    assert (shape.kv_bytes, shape.moved_bytes) == (2 * 2 * 2 * (8 + 4), 2 * 2 * 2 * 8 * 4)
+    assert replace(shape, sources=()).moved_bytes == shape.kv_bytes
+
+
+@ALL
 @pytest.mark.parametrize(
     ("d0", "d1", "winner"),
     [
