@@ -1,4 +1,4 @@
-"""What rounding the weights costs: perplexity, agreement of the likeliest token, divergence, memory.
+"""What rounding weights and KV costs: perplexity, agreement of the likeliest token, divergence, memory.
 
     python -m benchmarks.quality [--model smollm2-135m] [--tokens 20480]
 
@@ -35,19 +35,34 @@ from engine.model.quantise import Quantization
 RESULTS = Path(__file__).with_name("results")
 SEQUENCES = 32
 BLOCK = 16
-SETUPS: tuple[Quantization, ...] = ("none", "int8", "int4")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What weights are rounded to and KV is stored in."""
+
+    quantization: Quantization = "none"
+    kv_dtype: str = "bfloat16"
+
+
+SETUPS = (Setup(), Setup(kv_dtype="int8"), Setup("int8"), Setup("int8", "int8"), Setup("int4"))
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """`divergence`: mean Kullback-Leibler divergence from the first set-up, nats. `agreement`: share of positions."""
+    """`divergence`: mean Kullback-Leibler divergence from the first set-up, nats. `agreement`: share of positions.
+
+    `kv_bytes`: of one position, scales included.
+    """
 
     quantization: str
+    kv_dtype: str
     kernels: str
     perplexity: float
     agreement: float
     divergence: float
     weight_mb: float
+    kv_bytes: int
 
 
 def text() -> str:
@@ -63,9 +78,10 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return result
 
 
-def load(folder: Path, quantization: Quantization, length: int) -> Model:
+def load(folder: Path, setup: Setup, length: int) -> Model:
     """The model, over a pool that holds every sequence."""
-    model = load_model(FolderModel(str(folder), "bfloat16", quantization=quantization), BLOCK, threads=1)
+    spec = FolderModel(str(folder), "bfloat16", quantization=setup.quantization, kv_dtype=setup.kv_dtype)
+    model = load_model(spec, BLOCK, threads=1)
     blocks = SEQUENCES * -(-length // BLOCK)
     model.bind(np.zeros((blocks, model.layout.block_bytes), dtype=np.uint8))
     return model
@@ -86,7 +102,7 @@ def measure(folder: Path, tokens: int) -> list[Quality]:
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text()).ids[:tokens]
     length = len(ids) // SEQUENCES
     grid = np.array(ids[: length * SEQUENCES]).reshape(SEQUENCES, length)
-    models = [load(folder, quantization, length) for quantization in SETUPS]
+    models = [load(folder, setup, length) for setup in SETUPS]
     loss, agreed, divergence = ([0.0] * len(models) for _ in range(3))
     for position in range(length - 1):
         found = [step(model, grid, position) for model in models]
@@ -98,14 +114,16 @@ def measure(folder: Path, tokens: int) -> list[Quality]:
     count = SEQUENCES * (length - 1)
     return [
         Quality(
-            quantization,
+            setup.quantization,
+            setup.kv_dtype,
             "native" if isinstance(model, NativeModel) else "torch",
             math.exp(loss[index] / count),
             agreed[index] / count,
             divergence[index] / count,
             model.weight_bytes / 1e6 if isinstance(model, NativeModel) else math.nan,
+            model.layout.token_bytes,
         )
-        for index, (quantization, model) in enumerate(zip(SETUPS, models, strict=True))
+        for index, (setup, model) in enumerate(zip(SETUPS, models, strict=True))
     ]
 
 
@@ -114,12 +132,13 @@ def table(found: Sequence[Quality], tokens: int) -> str:
     lines = [
         f"{tokens:,} tokens of Python's own help, {SEQUENCES} sequences side by side",
         "",
-        "| quantization | kernels | perplexity | same likeliest token as without | divergence, nats | weights, MB |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| weights | KV | kernels | perplexity | same likeliest token as the first | divergence, nats "
+        "| weights, MB | KV, bytes a token |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
-        f"| {q.quantization} | {q.kernels} | {q.perplexity:.3f} | {q.agreement:.2%} | {q.divergence:.5f} "
-        f"| {q.weight_mb:.0f} |"
+        f"| {q.quantization} | {q.kv_dtype} | {q.kernels} | {q.perplexity:.3f} | {q.agreement:.2%} | {q.divergence:.5f} "
+        f"| {q.weight_mb:.0f} | {q.kv_bytes:,} |"
         for q in found
     ]
     return "\n".join(lines)
@@ -127,7 +146,7 @@ def table(found: Sequence[Quality], tokens: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description="What rounding weights costs")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description="What rounding costs")
     parser.add_argument("--model", default="smollm2-135m", help="a known name or a Hugging Face folder")
     parser.add_argument("--tokens", type=int, default=20_480)
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -141,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HeadraceError as error:
         print(f"the benchmark could not be run: {error}", file=sys.stderr)
         return 1
-    heading = f"# Quantised weights: {options.model}"
+    heading = f"# Quantised weights and KV: {options.model}"
     page = "\n".join([heading, "", *head(machine), "", table(found, options.tokens), ""])
     document = {"machine": machine, "quality": [asdict(q) for q in found]}
     stem = f"{today(clock)}-{options.model.rstrip('/').rsplit('/', 1)[-1]}-quality"
