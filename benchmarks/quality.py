@@ -137,8 +137,8 @@ def table(found: Sequence[Quality], tokens: int) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
-        f"| {q.quantization} | {q.kv_dtype} | {q.kernels} | {q.perplexity:.3f} | {q.agreement:.2%} | {q.divergence:.5f} "
-        f"| {q.weight_mb:.0f} | {q.kv_bytes:,} |"
+        f"| {q.quantization} | {q.kv_dtype} | {q.kernels} | {q.perplexity:.3f} | {q.agreement:.2%} "
+        f"| {q.divergence:.5f} | {q.weight_mb:.0f} | {q.kv_bytes:,} |"
         for q in found
     ]
     return "\n".join(lines)

@@ -201,8 +201,6 @@ class Peers:
         layout = dataclasses.replace(self._state.facts.layout, dtype=theirs.layout.dtype)
         if hello.block_bytes != layout.block_bytes:
             return f"block_bytes: {layout.block_bytes} here, {hello.block_bytes} there"
-        if (slot_bytes := self._state.config.handoff.slot_bytes) < layout.block_bytes:
-            return f"handoff.slot_bytes: {slot_bytes} here, a block there is {layout.block_bytes} bytes"
         if hello.agent != peer.name:
             return f"agent: {peer.name} expected, {hello.agent[:80]!r} there"
         if hello.pool_address > MAX_ADDRESS or len(hello.agent_metadata) > MAX_METADATA_BYTES:

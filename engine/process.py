@@ -35,6 +35,7 @@ from engine.messages import (
     DigestDone,
     DropPeer,
     Fatal,
+    FolderModel,
     Init,
     Poison,
     Prepare,
@@ -187,7 +188,8 @@ class Engine:
         faults = Faults(init.faults)
         model = load_model(init.model, init.block_size, init.threads)
         layout = model.layout
-        memory = make_memory(model, init.num_blocks, init.slots, init.slot_bytes, poison=init.poison)
+        source = init.model.converts_from if isinstance(init.model, FolderModel) else ""
+        memory = make_memory(model, init.num_blocks, init.slots, init.slot_bytes, poison=init.poison, source=source)
         name, metadata = self._wire.start(
             lambda: with_read_faults(
                 self._make_transport(init.transport, init.transport_options, init.agent), faults, self._clock

@@ -12,7 +12,7 @@ from engine.layout import CONVERTIBLE
 from engine.messages import FolderModel, TracerModel
 from engine.model.base import ForwardRow, Model
 from engine.model.config import ModelConfig, load_config
-from engine.pool import Convert, HostMemory, Memory
+from engine.pool import Convert, HostMemory, Memory, check_sizes
 
 if TYPE_CHECKING:
     import torch
@@ -83,11 +83,16 @@ def _fingerprint(spec: FolderModel, kv_dtype: str, block_size: int, converted_fr
     return fingerprint(folder, load_config(folder), kind, block_size, spec.quantization)
 
 
-def make_memory(model: Model, num_blocks: int, slots: int, slot_bytes: int, *, poison: bool) -> Memory:
+def make_memory(
+    model: Model, num_blocks: int, slots: int, slot_bytes: int, *, poison: bool, source: str = ""
+) -> Memory:
     """An engine's memory where its model runs, and the model bound to it. Raises ConfigError for impossible sizes.
 
-    `poison`: all of it is NaN bytes at first.
+    `poison`: all of it is NaN bytes at first. `source`: the KV dtype of blocks that are to be converted; slots hold
+    them as they come.
     """
+    if source:
+        check_sizes(dataclasses.replace(model.layout, dtype=source), num_blocks, slots, slot_bytes)
     if model.device == "cpu":
         host = HostMemory(model.layout, num_blocks, slots, slot_bytes, converter(model))
         if poison:

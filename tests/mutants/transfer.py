@@ -53,9 +53,16 @@ MUTANTS = (
     Mutant(
         "ignore the key of an offered block",
         "kv_transfer/handoff.py",
-        "if block.key != self.keys[index]:",
+        "if block.key != (keys or self.keys)[index]:",
         "if not block.key:",
         f"{HANDOFF}::test_a_key_of_other_content_is_refused_whatever_its_digest",
+    ),
+    Mutant(
+        "keep a converted block under the digest it came with",
+        "kv_transfer/handoff.py",
+        "Verified(index, self.keys[index], own)",
+        "Verified(index, self.keys[index], digest)",
+        f"{HANDOFF}::test_a_holder_may_have_names_of_its_own_and_what_came_may_be_kept_as_something_else",
     ),
     Mutant(
         "off by one: a range of one block too many",

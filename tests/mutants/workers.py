@@ -7,6 +7,7 @@ SESSIONS = "tests/unit/workers/test_sessions.py"
 MATRIX = "tests/unit/workers/test_tracer_matrix.py"
 LINKS = "tests/unit/workers/test_links.py"
 PREFIX = "tests/unit/workers/test_prefix_index.py"
+KV = "tests/parity/test_kv_int8.py"
 ROOM = "tests/unit/workers/test_room.py"
 
 MUTANTS = (
@@ -43,9 +44,16 @@ MUTANTS = (
     Mutant(
         "pair workers of different weights",
         "decode_worker/peers.py",
-        "if ours.fingerprint != theirs.fingerprint:",
+        "if expected != theirs.fingerprint:",
         "if not theirs.fingerprint:",
         f"{LINKS}::test_a_life_that_does_not_fit_is_remembered_while_it_is_a_member_and_not_dialled_again",
+    ),
+    Mutant(
+        "take a source at its word",
+        "decode_worker/peers.py",
+        "expected = ours.sources[source] if source else ours.fingerprint",
+        "expected = theirs.fingerprint if source else ours.fingerprint",
+        f"{KV}::test_what_is_not_converted_does_not_pair",
     ),
     Mutant(
         "skip the salt on the decode worker",
