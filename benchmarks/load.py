@@ -3,11 +3,19 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from benchmarks.http_client import HttpClient
 from benchmarks.timeline import Timeline
 from benchmarks.workloads import Ask
 from cluster.core.clock import Clock
+
+
+class Streams(Protocol):
+    """What is asked: a server over HTTP, or anything else that answers."""
+
+    async def stream(self, ask: Ask) -> Timeline:
+        """One answer of exactly `max_tokens` tokens, greedy. Never raises for what the other side does."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +26,7 @@ class Load:
     lags: list[float]
 
 
-async def open_loop(client: HttpClient, asks: Sequence[Ask], clock: Clock) -> Load:
+async def open_loop(client: Streams, asks: Sequence[Ask], clock: Clock) -> Load:
     """Send each request at its time; return when all have ended."""
     start = clock.now()
     lags: list[float] = []
@@ -31,7 +39,7 @@ async def open_loop(client: HttpClient, asks: Sequence[Ask], clock: Clock) -> Lo
     return Load(list(await asyncio.gather(*running)), lags)
 
 
-async def closed_loop(client: HttpClient, asks: Sequence[Ask], concurrency: int) -> Load:
+async def closed_loop(client: Streams, asks: Sequence[Ask], concurrency: int) -> Load:
     """Keep `concurrency` requests running until all have ended."""
     waiting = iter(asks)
     timelines: list[Timeline] = []

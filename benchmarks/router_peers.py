@@ -4,10 +4,7 @@ Each is a context that gives a `Door` while it runs. Routers are pinned to one c
 """
 
 import asyncio
-import os
-import socket
 import tempfile
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,17 +12,12 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.http_client import Answer, HttpClient
+from benchmarks.processes import START_S, answering, free_port, pin, running
 from cluster.config import load_config
 from cluster.core.clock import Clock
-from cluster.core.errors import Unavailable
 from cluster.local import LocalCluster
 
 MODEL = "mock"  # what the load asks for
-PROMPT = "hello there, how are you today?"
-START_S = 300.0  # a busy machine
-POLL_S = 0.1
-STOP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +48,8 @@ class Cores:
 async def mock(script: Path, python: str, clock: Clock) -> AsyncIterator[Door]:
     """The mock server itself: what a router in front of it adds is measured against this."""
     port = free_port()
-    async with _process([python, str(script), str(port)], None, port, clock):
+    async with running([python, str(script), str(port)]) as program:
+        await program.answering(port, MODEL, clock)
         yield Door("mock, direct", port)
 
 
@@ -64,8 +57,9 @@ async def mock(script: Path, python: str, clock: Clock) -> AsyncIterator[Door]:
 async def peer(name: str, command: Sequence[str], cores: Cores, clock: Clock) -> AsyncIterator[Door]:
     """Another router. `{port}` in its command becomes its port. Raises Unavailable when it does not answer."""
     port = free_port()
-    async with _process([part.format(port=port) for part in command], cores.router, port, clock) as process:
-        yield Door(name, port, (process.pid,))
+    async with running([part.format(port=port) for part in command], cores.router) as program:
+        await program.answering(port, MODEL, clock)
+        yield Door(name, port, (program.pid,))
 
 
 @asynccontextmanager
@@ -89,59 +83,8 @@ async def headrace(
             cluster.start("decode-0", f"benchmarks.instant.{worker}")
             await asyncio.to_thread(cluster.wait_ready, START_S)
             port = int(cluster.url.rpartition(":")[2])
-            await _answering(port, clock)
+            await answering(port, MODEL, clock)
             pids = cluster.ready("router-0").pids
             for pid in pids:
                 pin(pid, cores.router)
             yield Door(name, port, pids, counts=cluster.admin_url)
-
-
-def pin(pid: int, cores: Sequence[int]) -> None:
-    """Every thread of a process: the call speaks of threads, and later ones inherit."""
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        os.sched_setaffinity(int(thread.name), set(cores))
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-@asynccontextmanager
-async def _process(
-    command: Sequence[str], cores: Sequence[int] | None, port: int, clock: Clock
-) -> AsyncIterator[Process]:
-    if cores is not None:
-        command = ["taskset", "-c", ",".join(map(str, cores)), *command]
-    with tempfile.TemporaryFile() as log:
-        process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
-        try:
-            await _answering(port, clock)
-            yield process
-        except Unavailable as error:
-            log.seek(0)
-            raise Unavailable(f"{error}: {log.read()[-2000:].decode(errors='replace')}") from error
-        finally:
-            process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), STOP_S)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-
-
-async def _answering(port: int, clock: Clock) -> None:
-    """Until a completion is answered. Raises Unavailable."""
-    give_up = clock.now() + START_S
-    async with HttpClient(f"http://127.0.0.1:{port}", MODEL, clock, timeout_s=5.0) as client:
-        while True:  # readiness is polled, as an operator's probe would
-            try:
-                answer: Answer | None = await client.complete(PROMPT, 8)
-            except (OSError, TimeoutError):
-                answer = None
-            if answer is not None and answer.status == 200:
-                return
-            if clock.now() > give_up:
-                raise Unavailable(f"port {port} does not answer (last status {answer and answer.status})")
-            await asyncio.sleep(POLL_S)

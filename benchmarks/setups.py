@@ -20,6 +20,7 @@ import orjson
 import psutil
 
 from benchmarks.http_client import HttpClient
+from benchmarks.processes import pin
 from benchmarks.workloads import Ask, Writer
 from cluster.config import load_config
 from cluster.core.clock import Clock
@@ -105,41 +106,36 @@ def pinned(setups: Sequence[Setup]) -> Iterator[str]:
     try:
         yield _pin(setups, cores)
     finally:
-        _pin_process(os.getpid(), set(cores))
+        pin(os.getpid(), set(cores))
 
 
 def _pin(setups: Sequence[Setup], cores: Sequence[int]) -> str:
     most = 0
     for setup in setups:
         for place, pid in enumerate(setup.engines):
-            _pin_process(pid, {cores[place % len(cores)]})
+            pin(pid, {cores[place % len(cores)]})
             most = max(most, place + 1)
     rest = set(cores[most:]) or set(cores)
     for setup in setups:
         for what, pid in setup.processes().items():
             if not what.endswith("engine"):
-                _pin_process(pid, rest)
-    _pin_process(os.getpid(), rest)
+                pin(pid, rest)
+    pin(os.getpid(), rest)
     where = f"cores {sorted(rest)}" if len(cores) > most else f"all cores {sorted(rest)}, as none is left"
     return (
         f"each engine on its own core ({cores[:most]}: n-th worker of either set-up on the n-th); the rest on {where}"
     )
 
 
-def _pin_process(pid: int, cores: set[int]) -> None:
-    """Every thread: the call speaks of threads, and later ones inherit."""
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        os.sched_setaffinity(int(thread.name), cores)
-
-
 def cpu_seconds(setups: Iterable[Setup]) -> dict[str, float]:
     """Processor time so far: `set-up/process` -> seconds, and `client` for this process."""
-    used = {"client": _cpu(os.getpid())}
+    used = {"client": cpu_of(os.getpid())}
     for setup in setups:
-        used |= {f"{setup.name}/{what}": _cpu(pid) for what, pid in setup.processes().items()}
+        used |= {f"{setup.name}/{what}": cpu_of(pid) for what, pid in setup.processes().items()}
     return used
 
 
-def _cpu(pid: int) -> float:
+def cpu_of(pid: int) -> float:
+    """Processor seconds of one process so far."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
