@@ -37,11 +37,6 @@ class Program:
     def pid(self) -> int:
         return self.process.pid
 
-    @property
-    def children(self) -> list[int]:
-        """What it started, and what that started."""
-        return [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
-
     def tail(self) -> str:
         """The end of what it wrote. Read in place: the offset of the file is its own."""
         size = os.fstat(self.log.fileno()).st_size
@@ -114,6 +109,14 @@ async def end(process: Process) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
+
+
+def family(roots: Iterable[int]) -> set[int]:
+    """These processes, what they started, and what that started. Raises psutil.NoSuchProcess for `roots`."""
+    found = set(roots)
+    for root in sorted(found):
+        found |= {child.pid for child in psutil.Process(root).children(recursive=True)}
+    return found
 
 
 def pin(pid: int, cores: Iterable[int]) -> None:

@@ -17,7 +17,7 @@ import orjson
 
 from benchmarks.http_client import HttpClient
 from benchmarks.load import Streams
-from benchmarks.processes import Program, free_port, pin, running
+from benchmarks.processes import Program, family, free_port, pin, running
 from benchmarks.setups import Setup, cpu_of, wait_serving
 from benchmarks.timeline import Timeline
 from benchmarks.workloads import Ask
@@ -33,7 +33,10 @@ NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One system that answers. `workers`: the processes of each; `rest`: its routers. `stops`: SIGSTOP does no harm."""
+    """One system that answers. `workers`: the first processes of each; `rest`: its routers. `stops`: SIGSTOP does no harm.
+
+    Methods raise psutil.NoSuchProcess or ProcessLookupError when one of them is gone.
+    """
 
     name: str
     streams: Streams
@@ -41,21 +44,21 @@ class Subject:
     rest: Sequence[int] = ()
     stops: bool = True
 
-    @property
-    def pids(self) -> list[int]:
-        return [pid for worker in (*self.workers, self.rest) for pid in worker]
+    def pids(self) -> set[int]:
+        """Of all its processes now."""
+        return family(pid for worker in (*self.workers, self.rest) for pid in worker)
 
     def cpu_s(self) -> float:
         """Processor seconds so far."""
-        return sum(cpu_of(pid) for pid in self.pids)
+        return sum(cpu_of(pid) for pid in self.pids())
 
     def memory_mb(self) -> float:
         """Most resident memory so far of the greater worker: its processes' marks, added up."""
-        return max(sum(_high_water_kb(pid) for pid in worker) for worker in self.workers) / 1000
+        return max(sum(_high_water_kb(pid) for pid in family(worker)) for worker in self.workers) / 1000
 
     def rest_while(self, idle: bool) -> None:
         """Stop it, or let it go on."""
-        for pid in self.pids if self.stops else ():
+        for pid in self.pids() if self.stops else ():
             os.kill(pid, signal.SIGSTOP if idle else signal.SIGCONT)
 
 
@@ -141,15 +144,15 @@ async def vllm(name: str, how: Vllm, cores: Cores, clock: Clock, tuned: bool) ->
             await program.answering(port, LABEL, clock)
         for (_, program), core in zip(servers, cores.workers, strict=True):
             pin(program.pid, cores.others)
-            for child in program.children:
+            for child in family([program.pid]) - {program.pid}:
                 pin(child, {core})
         port = free_port()
         words = how.route(port, [port for port, _ in servers], split)
         router = await stack.enter_async_context(running(words, cores.others))
         await router.answering(port, LABEL, clock)
         client = await stack.enter_async_context(HttpClient(f"http://127.0.0.1:{port}", LABEL, clock))
-        workers = [[program.pid, *program.children] for _, program in servers]
-        yield Subject(name, client, workers, [router.pid, *router.children])
+        workers = [[program.pid] for _, program in servers]
+        yield Subject(name, client, workers, [router.pid])
 
 
 class Library:
@@ -191,4 +194,4 @@ async def library(name: str, python: Path, weights: Path, core: int, clock: Cloc
         one = Library(program.process, clock)
         if await one.read() is None:
             raise Unavailable(f"{name} has ended: {program.tail()}")
-        yield Subject(name, one, [[program.pid, *program.children]])
+        yield Subject(name, one, [[program.pid]])
