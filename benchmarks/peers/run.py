@@ -4,11 +4,9 @@ import asyncio
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from benchmarks.bench import Run
 from benchmarks.figures import Figures, run_figures
@@ -17,7 +15,7 @@ from benchmarks.peers import plan
 from benchmarks.peers.aims import MEGABYTES, RATE
 from benchmarks.peers.plan import Search, Size, Stage, probe, stages, turns
 from benchmarks.peers.report import Outcome
-from benchmarks.peers.subjects import Subject, Vllm, headrace, library, share_cores, vllm
+from benchmarks.peers.subjects import GONE, Subject, Vllm, headrace, library, share_cores, vllm
 from benchmarks.samples import pack
 from benchmarks.setups import AGGREGATED, SPLIT, Setup, cpu_of, make_cluster, pinned
 from benchmarks.workloads import Ask, Workload, Writer, draw
@@ -134,8 +132,9 @@ class SideBySide:
                     run = await self._take(Turn(work, seed, repetition), name, subjects)
                     self._outcome.runs += [] if run is None else [run]
         for subject in subjects:
-            figures: Figures = {MEGABYTES: subject.memory_mb()}
-            self._outcome.runs.append(Run(plan.MEMORY, subject.name, 0, number, 0.0, figures, {}, []))
+            with suppress(*GONE):
+                figures: Figures = {MEGABYTES: subject.memory_mb()}
+                self._outcome.runs.append(Run(plan.MEMORY, subject.name, 0, number, 0.0, figures, {}, []))
 
     async def _warm_up(self, stage: Stage, subject: Subject, subjects: list[Subject]) -> None:
         """Not counted: every worker computes a short and a long prompt. Who cannot is absent."""
@@ -177,7 +176,7 @@ class SideBySide:
             seconds = self._clock.now() - start
             cpu = {one: (used - before[one]) / seconds for one, used in self._cpu(subjects).items()}
             subject.rest_while(idle=True)
-        except (ProcessLookupError, psutil.NoSuchProcess):
+        except GONE:
             subjects.remove(subject)
             self._lost(name, f"a process of it ended during {turn.work.name}")
             return None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
+import psutil
 
 from benchmarks.http_client import HttpClient
 from benchmarks.load import Streams
@@ -28,14 +29,15 @@ LABEL = "model"  # what vLLM calls it
 SCRIPT = Path(__file__).with_name("one_stream.py")
 KV_SPACE_GB = 2
 TUNED = ("--max-num-batched-tokens", "512", "--long-prefill-token-threshold", "256")
+GONE = (ProcessLookupError, FileNotFoundError, psutil.NoSuchProcess)
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One system that answers. `workers`: the first processes of each; `rest`: its routers. `stops`: SIGSTOP does no harm.
+    """One system that answers. `workers`: the roots of each; `rest`: its routers. `stops`: SIGSTOP does no harm.
 
-    Methods raise psutil.NoSuchProcess or ProcessLookupError when one of them is gone.
+    Methods raise one of GONE when one of them is gone.
     """
 
     name: str
