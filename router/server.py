@@ -149,7 +149,7 @@ def _doors(config: ClusterConfig, front: FrontDoor, app: ASGIApp) -> tuple[RpcSe
     )
     allows = keys.allows if keys.tenants.configured else None
     own, shared = (0, settings.grpc_port) if settings.share_ports else (settings.grpc_port, None)
-    door = PublicDoor(allows, tls, 4 * settings.max_body_bytes, settings.max_connections, shared)
+    door = PublicDoor(allows, tls, 4 * settings.max_body_bytes, settings.max_connections, shared_port=shared)
     rpc = make_server(settings.host, own, [inference], door)
     drain_s = config.timing.drain_s + CUT_S
     http = WebServer(

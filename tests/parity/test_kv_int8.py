@@ -128,7 +128,7 @@ def test_what_is_converted_is_judged_as_it_came(tmp_path: Path) -> None:
     """A bit that flips on the way is found although what it becomes is proved by its own digest."""
     lab = make_lab("llama", tmp_path, CONVERTED)
     world = lab.world()
-    engine, flipped = world.engines["decode-0"], []
+    engine, flipped = world.engines["decode-0"], list[int]()
     land = engine.land
 
     def bent(slot: int, at: int, sources: list[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]) -> None:
