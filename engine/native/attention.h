@@ -31,17 +31,16 @@ struct Pool {
     }
 };
 
-// A line in int8, as engine/model/kv_codec.py: q = round(x / s), s = max |x| / 127. What is not finite is read as NaN.
+// A line in int8, as engine/model/kv_codec.py: q = round(x / s), s = max |x| / 127. Where any is NaN, s is.
 inline void quantise_line(const float *x, int64_t n, char *q, float *scale) {
-    constexpr int NAN_OR_INFINITE = 0x01 | 0x80 | 0x08 | 0x10;
     __m512 most = _mm512_setzero_ps();
-    __mmask16 wrong = 0;
+    __mmask16 unordered = 0;
     for (int64_t i = 0; i < n; i += TILE) {
         const __m512 v = _mm512_loadu_ps(x + i);
-        wrong |= _mm512_fpclass_ps_mask(v, NAN_OR_INFINITE);
+        unordered |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
         most = _mm512_max_ps(most, _mm512_abs_ps(v));
     }
-    *scale = wrong ? std::numeric_limits<float>::quiet_NaN() : _mm512_reduce_max_ps(most) / 127.0f;
+    *scale = unordered ? std::numeric_limits<float>::quiet_NaN() : _mm512_reduce_max_ps(most) / 127.0f;
     const __m512 step = _mm512_set1_ps(*scale == 0.0f ? 1.0f : *scale);
     for (int64_t i = 0; i < n; i += TILE) {
         const __m512i whole = _mm512_cvtps_epi32(_mm512_div_ps(_mm512_loadu_ps(x + i), step));
@@ -144,16 +143,12 @@ inline void pack_values(const Pool &pool, const Row &row, int64_t kv_head, int64
 // K of positions [from, from + positions) of one head as bf16, [positions][head_dim]; lines from `end` on are zero.
 inline void open_keys(const Pool &pool, const Row &row, int64_t kv_head, int64_t layer, int64_t from, int64_t positions,
                       int64_t end, bf16 *opened) {
-    const int64_t dim = pool.head_dim;
-    for (int64_t s = 0; s < positions; s += TILE, opened += TILE * dim) {
-        const int64_t left = end - from - s, written = left < 0 ? 0 : left < TILE ? left : TILE;
+    for (int64_t s = 0; s < positions; s++, opened += pool.head_dim) {
+        const bool written = from + s < end;
         const char *line = written ? pool.line(row.table, from + s, kv_head, layer, 0) : nullptr;
-        const float *scale = written ? pool.scale(row.table, from + s, kv_head, layer, 0) : nullptr;
-        for (int64_t i = 0; i < written; i++)
-            for (int64_t d = 0; d < dim; d += STEP)
-                _mm512_store_si512(opened + i * dim + d, load_line<true>(line + i * dim, d, scale[i]));
-        for (int64_t at = written * dim; at < TILE * dim; at += STEP)
-            _mm512_store_si512(opened + at, _mm512_setzero_si512());
+        const float scale = written ? *pool.scale(row.table, from + s, kv_head, layer, 0) : 0;
+        for (int64_t d = 0; d < pool.head_dim; d += STEP)
+            _mm512_store_si512(opened + d, written ? load_line<true>(line, d, scale) : _mm512_setzero_si512());
     }
 }
 
