@@ -24,9 +24,10 @@ import uvloop
 from benchmarks.http_client import HttpClient
 from benchmarks.load import closed_loop
 from benchmarks.machine import describe_machine, today
+from benchmarks.processes import PROMPT
 from benchmarks.report import head, publish
 from benchmarks.router import share_cores
-from benchmarks.router_peers import MODEL, PROMPT, Door, headrace
+from benchmarks.router_peers import MODEL, Door, headrace
 from benchmarks.workloads import Ask
 from cluster.core.clock import Clock, SystemClock
 from cluster.core.errors import HeadraceError, Unavailable
