@@ -42,8 +42,8 @@ def answers(config: ClusterConfig, folder: Path) -> tuple[list[str], dict[str, i
         async def ask() -> list[str]:
             texts = []
             for prompt in PROMPTS:
-                body = {"model": "m", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
-                answer = await running.post("/v1/completions", body | {"model": config.model_name}, within_s=PATIENCE_S)
+                body = {"model": config.model_name, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+                answer = await running.post("/v1/completions", body, within_s=PATIENCE_S)
                 assert answer.status == 200, answer.body
                 texts.append(str(answer.json["choices"][0]["text"]))
             return texts
