@@ -94,8 +94,11 @@ def in_order(
 
 def busy(field: Field) -> Wait:
     """Every decode worker wants a prefill worker, and none takes the prompt now."""
-    fitting = [p for shape in {d.shape for d in field.decode} for p in field.prefill[shape]]
-    ahead = {p.address: (p.cooling, p.queued_tokens + p.missing(field.demand.tokens), p.address) for p in fitting}
+    fitting = {p.address: p for shape in {d.shape for d in field.decode} for p in shape.among(field.prefill)}
+    ahead = {
+        address: (p.cooling, p.queued_tokens + p.missing(field.demand.tokens), address)
+        for address, p in fitting.items()
+    }
     return Wait("prefill workers are busy", min(ahead, key=ahead.__getitem__))
 
 

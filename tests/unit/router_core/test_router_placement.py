@@ -174,6 +174,15 @@ def test_a_prompt_beyond_the_window_of_a_prefill_worker_waits_in_the_router(poli
 
 
 @ALL
+def test_a_decode_worker_that_converts_waits_for_busy_prefill_workers_like_any_other(policy: str) -> None:
+    full = worker("p0", queue=(3500,), window_tokens=4096)
+    converting = replace(SHAPE, sources=((OTHER.layout[4], OTHER.fingerprint),))
+    decode = worker("d0", shape=converting, active=9, queue=(4000,))
+    for busy in ([full], [replace(full, shape=OTHER)]):
+        assert ask(policy, LONG, [decode], busy) == Wait("prefill workers are busy", "p0")
+
+
+@ALL
 def test_a_failed_worker_is_avoided_where_another_has_room(policy: str) -> None:
     d0, d1 = worker("d0"), worker("d1", active=99)
     demand = replace(LONG, avoid=frozenset({d0.epoch}))
