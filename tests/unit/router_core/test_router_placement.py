@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.layout import ITEM_BYTES
+from engine.layout import ITEM_BYTES, KVLayout
 from router.placement import (
     POLICIES,
     Demand,
@@ -211,7 +211,9 @@ def test_a_mismatch_is_named(policy: str, shape: Shape, text: str) -> None:
 
 def test_the_kv_of_a_position_is_as_large_as_workers_make_it() -> None:
     """Whatever its type, the tracer's included: what is to be moved is a term of the cost."""
-    assert all(replace(SHAPE, layout=(1, 1, 1, 16, dtype)).kv_bytes == 2 * size for dtype, size in ITEM_BYTES.items())
+    for dtype in ITEM_BYTES:
+        moved = KVLayout(layers=3, kv_heads=2, head_dim=16, block_size=16, dtype=dtype).block_bytes
+        assert replace(SHAPE, layout=(3, 2, 16, 16, dtype)).kv_bytes == moved / 16
 
 
 def test_round_robin_takes_everybody_in_turn_whoever_comes_or_goes() -> None:

@@ -94,7 +94,7 @@ def test_the_four_lists() -> None:
     assert found == {
         "tokens": ["<s>", "z", "A"],
         "token_logprobs": [None, -1.0, -2.0],
-        "top_logprobs": [None, {"A": -1.25, "z": -1.0}, {"A": -2.25}],
+        "top_logprobs": [None, {"A": -1.25, "z": -1.0}, {"A": -2.0}],
         "text_offset": [0, 3, 4],
     }
     assert echoed("z", [ord("z")], Tokenizer())["top_logprobs"] == [None]
