@@ -124,6 +124,7 @@ class Vllm:
         roles = ["--vllm-pd-disaggregation", "--prefill", urls[0], "--decode", urls[1]]
         words = [str(self.router), "--host", "127.0.0.1", "--port", str(port), "--policy", self.policy]
         words += ["--prometheus-port", str(free_port()), "--log-level", "warning"]
+        words += ["--worker-startup-check-interval", "1"]
         return [*words, *(roles if split else ["--worker-urls", *urls])]
 
 
@@ -147,7 +148,8 @@ async def vllm(name: str, how: Vllm, cores: Cores, clock: Clock, tuned: bool) ->
         for (_, program), core in zip(servers, cores.workers, strict=True):
             pin(program.pid, cores.others)
             for child in family([program.pid]) - {program.pid}:
-                pin(child, {core})
+                with suppress(*GONE):  # a compiler, for example
+                    pin(child, {core})
         port = free_port()
         words = how.route(port, [port for port, _ in servers], split)
         router = await stack.enter_async_context(running(words, cores.others))
