@@ -96,7 +96,7 @@ def _libraries(given: argparse.Namespace, outcome: Outcome) -> Mapping[str, tupl
         (OPENVINO, given.openvino, "openvino-genai"),
     ):
         if folder is not None:
-            outcome.peers[kind] = versions(python_of(folder), (package,)) + ", one thread"
+            outcome.peers[kind] = (versions(python_of(folder), (package,)) or "version unknown") + ", one thread"
         for form in FORMATS[kind]:
             if folder is None or form not in files:
                 outcome.absent[f"{kind} {form}"] = (
