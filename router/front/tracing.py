@@ -15,7 +15,8 @@ from router.records import Recorder
 
 def carrier_of(headers: Iterable[tuple[str | bytes, str | bytes]]) -> dict[str, str]:
     """Headers or metadata by name. What came in several is one, with commas between (RFC 9110, 5.3): so two parents
-    are none, as W3C Trace Context has it (3.2.1), and a state in parts is whole (3.3.1.1)."""
+    are none, as W3C Trace Context has it (3.2.1), and a state in parts is whole (3.3.1.1). Of two parents over gRPC its
+    library hands on the last alone."""
     carrier: dict[str, str] = {}
     for name, value in headers:
         key, text = _text(name), _text(value)

@@ -192,7 +192,7 @@ async def test_health_is_told_once_without_the_secret_and_followed_with_it(
     worker: Worker, wire: grpc.aio.Channel
 ) -> None:
     """A stream without an end costs memory for as long as a stranger likes."""
-    stranger = wire.unary_stream(WATCH_HEALTH, None, None)(b"")
+    stranger = wire.unary_stream(WATCH_HEALTH, None, None)(b"", timeout=WITHIN_S / 4)
     assert await stranger.code() is grpc.StatusCode.UNAUTHENTICATED
     following_it = health_pb2_grpc.HealthStub(wire).Watch(
         health_pb2.HealthCheckRequest(), metadata=good(worker.server.address)

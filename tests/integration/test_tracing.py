@@ -123,7 +123,9 @@ async def test_a_parent_that_is_none_or_two_begins_a_trace_of_our_own(parents: l
             await server.stop(None)
             await close(served.front)
     assert answer.status_code == 200
-    for ours in (answer.headers["traceparent"], trailer["traceparent"]):
+    # Of two over gRPC its library hands on the last alone: nobody behind it can know that there were more.
+    judged = [answer.headers["traceparent"], trailer["traceparent"]][: 2 if len(parents) == 1 else 1]
+    for ours in judged:
         assert TRACE not in ours
         assert not int(ours[-2:], 16) & 1, "nobody asked for it to be recorded"
 

@@ -60,8 +60,8 @@ MUTANTS = (
     Mutant(
         "keep a converted block under the digest it came with",
         "kv_transfer/handoff.py",
-        "Verified(index, self.keys[index], own)",
-        "Verified(index, self.keys[index], digest)",
+        "verified.append(Verified(index, self.keys[index], own))",
+        "verified.append(Verified(index, self.keys[index], digest))",
         f"{HANDOFF}::test_a_holder_may_have_names_of_its_own_and_what_came_may_be_kept_as_something_else",
     ),
     Mutant(
