@@ -13,6 +13,7 @@ from simulation.scenario import Scenario
 from simulation.wire import Wire
 
 _SOCKET_S = (0.00002, 0.0002)
+SLOWEST_STEP_S = 4.0  # longer than usual by this
 _COPY_S = (0.0001, 0.001)
 _GRAMMAR_S = ((0.001, 0.01), (0.01, 0.3))  # to build one: milliseconds, seldom more
 
@@ -58,6 +59,11 @@ class SimEngine:
         self._out_at = max(self._out_at, self._loop.now + self._loop.random.uniform(*_SOCKET_S))
         self._loop.at(self._out_at, lambda: self._server.arrive(call))
 
+    @property
+    def computing(self) -> bool:
+        """Whether a step or a copy is under way: what it may still write into is in use, wanted or not."""
+        return self._busy
+
     def _take(self, command: Command) -> None:
         if self._loop.traced:
             self._loop.log(f"{self.process.name} > {brief(command)}")
@@ -94,7 +100,7 @@ class SimEngine:
         tokens = sum(len(row.tokens or [0]) for row in command.rows)
         seconds = (self._scenario.step_s + self._scenario.token_s * tokens) * self._loop.random.uniform(0.8, 1.2)
         if self._loop.chance(self._scenario.slow_step):
-            seconds += self._loop.random.uniform(0.2, 4.0)  # a long chunk, or something is compiled
+            seconds += self._loop.random.uniform(0.2, SLOWEST_STEP_S)  # a long chunk, or something is compiled
         return seconds
 
     def _report(self, report: Report) -> None:

@@ -17,6 +17,7 @@ from prefill_worker.readers import HELP_S
 from simulation.calls import LEAVES_PERMITS
 from simulation.client import Client
 from simulation.cluster import Cluster
+from simulation.engine import SLOWEST_STEP_S
 from simulation.faults import Faults
 from simulation.limits import LONGEST_LEASE_S, SharedBook
 from simulation.load import Load
@@ -107,6 +108,8 @@ class Simulation:
 
     def quiet(self) -> None:
         self._until(lambda: self.cluster.relieved_have_ended, RECOVERY_S, "a worker that was replaced never ends")
+        engines = [life.engine for life in self.cluster.workers.values()]
+        self._until(lambda: not any(e.computing for e in engines), SLOWEST_STEP_S + 1.0, "a step never ends")
         # What a dead router left behind is kept until it has been missed for long enough. That its streams have ended
         # was noticed everywhere by now: nobody held half of a stream when the cluster had recovered.
         missed = self.scenario.config.timing.resume_s + 0.5
