@@ -61,12 +61,12 @@ async def _serve(context: ProgramContext) -> None:
     fifo = Path(sys.argv[sys.argv.index("--config") + 1]).with_name(context.name)
     child = await asyncio.create_subprocess_exec(sys.executable, "-c", "import signal; signal.pause()")
     sys.stdout.write("a stray print that must not reach the supervisor\n")
-    context.report_ready(address=f"{context.name}:1", epoch=new_epoch(), pids=[child.pid])
-    following = asyncio.ensure_future(_follow(context, fifo))
     asking: list[asyncio.Future[None]] = []
-    asyncio.get_running_loop().add_signal_handler(
+    asyncio.get_running_loop().add_signal_handler(  # before anybody hears that it is ready, and asks
         signal.SIGUSR1, lambda: asking.append(asyncio.ensure_future(_ask(context, fifo)))
     )
+    context.report_ready(address=f"{context.name}:1", epoch=new_epoch(), pids=[child.pid])
+    following = asyncio.ensure_future(_follow(context, fifo))
     await context.stopping.wait()
     following.cancel()
     child.terminate()
