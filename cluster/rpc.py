@@ -316,6 +316,15 @@ def _named(asks_much: bool, answers_much: bool) -> str:
     return "_".join("stream" if streaming else "unary" for streaming in (asks_much, answers_much))
 
 
+async def _answered(answer: Any, context: grpc.aio.ServicerContext[bytes, object]) -> object:
+    """What a handler's function gave for a call: the one message, or the stream of them, which is written here."""
+    if not inspect.isasyncgen(answer):
+        return await answer
+    async for message in answer:
+        await context.write(message)
+    return None
+
+
 def _in_time(seconds: float, handler: _Handler) -> _Handler:
     """The same handler, whose one message must come within `seconds`; what is a stream of them stays as it is.
 
@@ -334,12 +343,7 @@ def _in_time(seconds: float, handler: _Handler) -> _Handler:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no message came within {seconds:g} s")
         except StopAsyncIteration:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no message came")
-        answer = inner(given, context)
-        if not inspect.isasyncgen(answer):
-            return await answer
-        async for message in answer:
-            await context.write(message)
-        return None
+        return await _answered(inner(given, context), context)
 
     name = _named(True, handler.response_streaming)
     changed: _Handler = handler._replace(request_streaming=True, **{name: behave})  # type: ignore[attr-defined]
@@ -355,12 +359,7 @@ def _beginning_with(told: Metadata, handler: _Handler) -> _Handler:
 
     async def behave(given: object, context: grpc.aio.ServicerContext[bytes, object]) -> object:
         await context.send_initial_metadata(told)
-        answer = inner(given, context)
-        if not inspect.isasyncgen(answer):
-            return await answer
-        async for message in answer:
-            await context.write(message)
-        return None
+        return await _answered(inner(given, context), context)
 
     changed: _Handler = handler._replace(**{name: behave})  # type: ignore[attr-defined]
     return changed

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from cluster.core.digest import WORD
 from cluster.core.errors import ConfigError
+from cluster.core.kv_dtypes import ITEM_BYTES, SCALE_BYTES
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int64": 8}
 CONVERTIBLE = frozenset({"float32", "bfloat16", "float16", "int8"})  # one into the other; int64 is the tracer's
-SCALE_BYTES = {"int8": 4}  # a float32 beside each vector; no other dtype has one
 
 
 @dataclass(frozen=True, slots=True)

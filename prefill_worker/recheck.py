@@ -31,8 +31,11 @@ def vouch(
         if current:
             digest = next(found)
             current = books.is_kept(ref.block, ref.generation)
-            private = None if books.is_published(ref.block) else offered.get(ref.block)
-            known = books.digest_of(ref.block) if books.is_published(ref.block) else private and private.digest
+            private, known = offered.get(ref.block), None
+            if books.is_published(ref.block):
+                private, known = None, books.digest_of(ref.block)
+            elif private is not None:
+                known = private.digest
             if current and known is not None and known != digest:
                 counters["block_corrupt"] += 1
                 after = books.withdraw(ref.block) if private is None else books.withdraw_after(private.key)

@@ -37,7 +37,7 @@ def load_model(spec: FolderModel | TracerModel, block_size: int, threads: int) -
     folder = Path(spec.path).expanduser()
     config = _limit_context(load_config(folder), spec.max_context)
     kv_dtype = spec.kv_dtype or spec.dtype
-    mark = _fingerprint(spec, kv_dtype, block_size, spec.converts_from)
+    mark = _fingerprint(spec, config, kv_dtype, block_size, spec.converts_from)
     device = _device(spec.device)
     if spec.converts_from and device.type == "cuda":
         raise ModelError(f"handoff.convert is kv_dtype, but the device is {device}: only CPUs convert")
@@ -72,15 +72,17 @@ def sources(spec: FolderModel | TracerModel, block_size: int) -> dict[str, bytes
     """
     if isinstance(spec, TracerModel) or not spec.converts_from:
         return {}
-    return {spec.converts_from: _fingerprint(spec, spec.converts_from, block_size)}
+    config = load_config(Path(spec.path).expanduser())
+    return {spec.converts_from: _fingerprint(spec, config, spec.converts_from, block_size)}
 
 
-def _fingerprint(spec: FolderModel, kv_dtype: str, block_size: int, converted_from: str = "") -> bytes:
+def _fingerprint(
+    spec: FolderModel, config: ModelConfig, kv_dtype: str, block_size: int, converted_from: str = ""
+) -> bytes:
     from engine.model.weights import fingerprint, kv_kind
 
-    folder = Path(spec.path).expanduser()
     kind = kv_kind(spec.dtype, kv_dtype, converted_from)
-    return fingerprint(folder, load_config(folder), kind, block_size, spec.quantization)
+    return fingerprint(Path(spec.path).expanduser(), config, kind, block_size, spec.quantization)
 
 
 def make_memory(

@@ -129,7 +129,7 @@ inline void pack_values(const Pool &pool, const Row &row, int64_t kv_head, int64
         bf16 *to = packed + s / STEP * dim * STEP + s % STEP / 2 * STEP;
         const int64_t left = end - from - s;
         const char *even = left > 0 ? pool.line(row.table, from + s, kv_head, layer, 1) : nullptr;
-        const char *odd = even + dim * (INT8 ? 1 : sizeof(bf16));
+        const char *odd = left > 1 ? even + dim * (INT8 ? 1 : sizeof(bf16)) : nullptr;
         const float *scale = INT8 && left > 0 ? pool.scale(row.table, from + s, kv_head, layer, 1) : nullptr;
         for (int64_t d = 0; d < dim; d += STEP) {
             const __m512i a = left > 0 ? load_line<INT8>(even, d, INT8 ? scale[0] : 1) : _mm512_setzero_si512();

@@ -83,8 +83,11 @@ class BoundedHttp(HttpToolsProtocol):
 
 def _without_offers(data: bytes) -> bytes:
     """The bytes of a head, and perhaps of what follows; other protocols are offered under a name that means nothing."""
-    head, end, rest = data.partition(b"\r\n\r\n")
-    return _OFFER.sub(b"x-upgrade", head) + end + rest
+    end = data.find(b"\r\n\r\n")
+    end = len(data) if end < 0 else end
+    if _OFFER.search(data, 0, end) is None:  # nearly all of them, bodies and all
+        return data
+    return _OFFER.sub(b"x-upgrade", data[:end]) + data[end:]
 
 
 def bounded(max_connections: int) -> type[BoundedHttp]:

@@ -1,17 +1,15 @@
 """What placement looks at and what it answers: plain, immutable values."""
 
 import random
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
+from cluster.core.kv_dtypes import ITEM_BYTES, SCALE_BYTES
 from router.placement.rates import Rates
 from router.requests import worst_blocks
 
 UNMEASURED = Rates()
-_BITS = re.compile(r"\d+")  # the first number in a type's name: float32, bfloat16, int64
-_SCALE_BYTES = {"int8": 4}
 _Value = TypeVar("_Value")
 
 
@@ -31,9 +29,7 @@ class Shape:
     def kv_bytes(self) -> int:
         """KV of one position."""
         layers, heads, dim, _, dtype = self.layout
-        bits = _BITS.search(dtype)
-        item_bytes = int(bits[0]) // 8 if bits else 2
-        return 2 * layers * heads * (dim * item_bytes + _SCALE_BYTES.get(dtype, 0))
+        return 2 * layers * heads * (dim * ITEM_BYTES.get(dtype, 2) + SCALE_BYTES.get(dtype, 0))
 
     @property
     def moved_bytes(self) -> int:
@@ -50,6 +46,8 @@ class Shape:
 
     def among(self, prefill: Mapping["Shape", tuple[_Value, ...]]) -> tuple[_Value, ...]:
         """Those that a decode worker of this shape can take KV from."""
+        if not self.sources:
+            return prefill.get(self, ())
         return tuple(each for shape in self.readable for each in prefill.get(shape, ()))
 
 

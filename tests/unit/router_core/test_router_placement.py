@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.layout import ITEM_BYTES, KVLayout
+from cluster.core.kv_dtypes import ITEM_BYTES
+from engine.layout import KVLayout
 from router.placement import (
     POLICIES,
     Demand,
