@@ -8,8 +8,8 @@ One `WorkerView` per address, fed by two streams:
 3. *Cache.* What it has cached is in the prefix index, under a number of its own that it gets with every Hello.
 4. *Starting / ready / draining.* As the worker's own Status says, twice a second. A decode worker also needs its
    session.
-5. *Suspect.* Silent for longer than `suspect_s`: no new work, but what runs goes on. If the session is silent as well,
-   for CONFIRM_S more, the worker is lost, which the dispatcher acts upon.
+5. *Suspect.* Its watch is silent for longer than `suspect_s`: no new work, but what runs goes on while its session
+   talks. When that has been silent for as long, the worker is lost, which the dispatcher acts upon.
 6. *Gone.* A stream closed: back to connecting until it is up again.
 
 What this router sent and the worker's Status may not show yet is kept as bookings: one per attempt and worker, owned by
@@ -32,7 +32,6 @@ from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pai
 from router.prefix_index import PrefixIndex
 from router.requests import Limits
 
-CONFIRM_S = 1.0  # a suspect whose session has been as silent for this much longer is lost
 BOTH_GONE_S = 1.0  # a worker whose session and watch have both broken is lost after this
 
 KeysOf = Callable[[Shape], list[BlockKey]]
@@ -307,8 +306,8 @@ class Workers:
 
     def silent(self, now: float) -> list[WorkerView]:
         """Workers that look connected, but were silent on every stream for so long that they count as lost."""
-        limit = self.suspect_s + CONFIRM_S
-        return [w for w in self.by_address.values() if (w.watch.open or w.session.open) and now - w.last_seen() > limit]
+        connected = (w for w in self.by_address.values() if w.watch.open or w.session.open)
+        return [w for w in connected if now - w.last_seen() > self.suspect_s]
 
     def forgive(self, gap_s: float) -> None:
         """This process itself slept for `gap_s`: nobody can be blamed for silence in that time."""

@@ -188,7 +188,9 @@ class TimingSettings(Settings):
     emit_interval_s: PositiveSeconds = Field(
         0.005, description="a worker sends a router one message of tokens so often"
     )
-    suspect_s: PositiveSeconds = Field(3.0, description="silence after which a worker gets no new work")
+    suspect_s: PositiveSeconds = Field(
+        3.0, description="a worker silent so long gets no new work; on every stream: its work goes elsewhere"
+    )
     resume_s: PositiveSeconds = Field(
         5.0,
         description="a broken session may come back so long; then its attempts are cancelled. Routers wait half of it",

@@ -30,13 +30,14 @@ def test_a_silent_worker_gets_no_new_work_and_loses_its_attempts_only_when_confi
     first = made.ask(request("a", max_tokens=9))
     victim = next(w for w in made.workers.values() if submits(w))
     victim.up = False
-    for _ in range(14):
+    for _ in range(13):
+        said(made, victim.name, pb.FromDecode(hello=victim.identity()))  # its session talks, its watch does not
         made.advance()
     assert states(made)[victim.address] == "suspect"
     assert first.trace.attempts == 1
     made.ask(request("b"))
     assert len(submits(victim)) == 1
-    for _ in range(12):
+    for _ in range(13):
         made.advance()
     assert made.core.counters()["workers_silent"] == 1
     made.run()
