@@ -48,7 +48,8 @@ from router.workers import WorkerView
 class DispatcherCore:
     """All decisions of one router.
 
-    `epoch` names this router process; requests wait `unavailable_s` for a worker before they end with Unavailable.
+    `epoch` names this router process; requests wait `unavailable_s` for a worker before they end with Unavailable,
+    those of which a client has read the beginning `timing.comeback_s`.
     `weights`: the shares of the tenants, by name, as they are whenever they are looked at.
     """
 
@@ -65,7 +66,7 @@ class DispatcherCore:
         self._settings = settings
         self._epoch = epoch
         self._rng = rng
-        self._unavailable_s = unavailable_s
+        self._unavailable_s, self._comeback_s = unavailable_s, timing.comeback_s
         self._resume_s = timing.resume_s / 2
         self._sessions = 0
         self._policy = POLICIES[settings.policy]()
@@ -388,11 +389,12 @@ class DispatcherCore:
                 self._endings.unserved(follow, wait.reason, now)
 
     def _end_stranded(self, now: float) -> None:
-        """With no decode worker at all for `unavailable_s`, nobody is left waiting for one."""
+        """With no decode worker at all, nobody waits for one for ever."""
         if self._workers.ready("decode", now):
             self._stranded_since = None
             return
         self._stranded_since = self._stranded_since if self._stranded_since is not None else now
-        if now - self._stranded_since >= self._unavailable_s:
-            for request_id in self._books.queue.ids():
-                self._endings.unserved(self._books.requests[request_id], "no decode worker is ready", now)
+        for follow in [self._books.requests[request_id] for request_id in self._books.queue.ids()]:
+            patience = self._comeback_s if follow.emitted_any else self._unavailable_s
+            if now - self._stranded_since >= patience:
+                self._endings.unserved(follow, "no decode worker is ready", now)

@@ -195,6 +195,9 @@ class TimingSettings(Settings):
         5.0,
         description="a broken session may come back so long; then its attempts are cancelled. Routers wait half of it",
     )
+    comeback_s: PositiveSeconds = Field(
+        60.0, description="with no decode worker left, streams that have begun wait so long for one to come back"
+    )
     drain_s: PositiveSeconds = Field(
         30.0, description="what runs on a program that was told to stop may go on so long; then it is handed over"
     )
