@@ -36,6 +36,7 @@ from engine.model.base import ForwardRow, Model
 from engine.model.config import ModelConfig, load_config
 from engine.model.loader import load_model
 from engine.model.native import NativeModel, library
+from engine.pages import allocate
 
 RESULTS = Path(__file__).with_name("results")
 BLOCK = 16
@@ -89,7 +90,8 @@ class Subject:
         self.model: Model = load_model(spec, BLOCK, threads=1)
         noise = np.random.default_rng(0).integers(0, 0x3C00, size=1 << 20, dtype=np.uint16)  # small finite numbers
         size = self.model.layout.block_bytes
-        self._pool: NDArray[np.uint8] = np.resize(noise.view(np.uint8), (blocks, size))
+        self._pool: NDArray[np.uint8] = allocate(blocks * size).reshape(blocks, size)
+        self._pool[:] = np.resize(noise.view(np.uint8), (blocks, size))
         self.model.bind(self._pool)
 
     def time(self, case: Case) -> Figure:
@@ -159,7 +161,8 @@ def operations(config: ModelConfig, tokens: int) -> int:
 
 def measure_floors(config: ModelConfig) -> Floors:
     """The best of many tries: a floor is what the core can do when nobody disturbs it."""
-    memory = np.ones(READ_BYTES, dtype=np.uint8)
+    memory = allocate(READ_BYTES)
+    memory.fill(1)
     code = library()
     if code is not None:
         read = _best(lambda: code.hr_read(memory.ctypes.data, READ_BYTES), 5)

@@ -5,7 +5,6 @@ CMA. Every page is written once at start; a first touch during a read or a step 
 """
 
 import dataclasses
-import mmap
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -16,6 +15,7 @@ from cluster.core.digest import digest_block
 from cluster.core.errors import ConfigError, IntegrityError
 from engine.layout import KVLayout
 from engine.messages import Copy
+from engine.pages import allocate
 from engine.wire import Bytes
 
 POISON = 0xFF  # all ones is NaN in float32, bfloat16 and float16, and in the scales of int8; it is -1 in int64
@@ -139,7 +139,6 @@ class HostMemory:
 
 
 def _allocate(rows: int, row_bytes: int) -> NDArray[np.uint8]:
-    memory = mmap.mmap(-1, rows * row_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    array = np.frombuffer(memory, np.uint8).reshape(rows, row_bytes)
+    array = allocate(rows * row_bytes).reshape(rows, row_bytes)
     array.fill(0)
     return array

@@ -27,12 +27,14 @@ from engine.model.config import ModelConfig
 from engine.model.quantise import BITS, GROUP, HEAD_BITS, Quantization, quantise
 from engine.model.rope import Rope
 from engine.model.weights import Weights
+from engine.pages import allocate
 
 LIBRARY = Path(__file__).parents[1] / "native" / "_forward"
 NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"})
 AMX = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
 PHASES = ("norm", "qkv", "heads", "attention", "output", "gate_up", "down", "head")
 _ALIGNMENT = 64
+_CHUNK_BYTES = 64 << 20  # of packed weights that lie together
 _PANEL = 32  # outputs packed together
 _STEP = 32  # inputs multiplied at once
 _TILE = 16
@@ -218,11 +220,8 @@ class NativeModel:
             head=packer.pack(head, HEAD_BITS[weights.quantization]),
         )
         self._kept = packer.kept
-
-    @property
-    def weight_bytes(self) -> int:
+        self.weight_bytes = packer.size
         """What the packed weights, scales and the embedding take."""
-        return sum(tensor.nbytes for tensor in self._kept)
 
     def bind(self, pool: NDArray[np.uint8]) -> None:
         """Use `pool`, uint8 [num_blocks, block_bytes], for KV from now on. Raises ModelError when it does not fit."""
@@ -288,12 +287,15 @@ class _Packer:
     """Turns tensors into what the native code reads, and keeps their memory alive."""
 
     def __init__(self, code: ctypes.CDLL, weights: Weights) -> None:
-        self.kept: list[torch.Tensor] = []
+        self.kept: list[torch.Tensor | NDArray[np.uint8]] = []
+        self.size = 0
+        self._free = np.empty(0, dtype=np.uint8)
         self._code = code
         self._weights = weights
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         self.kept.append(tensor)
+        self.size += tensor.nbytes
         return tensor
 
     def floats(self, names: Sequence[str], *, interleave: bool = False) -> int:
@@ -323,8 +325,13 @@ class _Packer:
         return self.keep(padded.view(-1, _PANEL, groups).transpose(1, 2).contiguous()).data_ptr()
 
     def _memory(self, size: int) -> int:
-        memory = self.keep(torch.empty(size + _ALIGNMENT, dtype=torch.uint8))
-        return -(-memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+        """Of this many bytes, right behind what was asked for before: a step reads all of them in that order."""
+        if self._free.nbytes < size:
+            self._free = allocate(max(size, _CHUNK_BYTES))
+            self.kept.append(self._free)
+        self.size += size
+        memory, self._free = self._free[:size], self._free[-(-size // _ALIGNMENT) * _ALIGNMENT :]
+        return int(memory.ctypes.data)
 
     def linear(self, prefix: str, names: Sequence[str], *, bias: bool, interleave: bool = False) -> _Linear:
         """Several weights that read the same input, joined into one product."""

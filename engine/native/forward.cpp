@@ -224,11 +224,10 @@ void hr_spent(uint64_t *cycles) { memcpy(cycles, spent, sizeof spent); }
 // Read `bytes` (a multiple of 256) once, as fast as one core can; returns something that depends on all of them.
 uint64_t hr_read(const char *memory, int64_t bytes) {
     __m512i sum[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
-    for (int64_t at = 0; at < bytes; at += 256)
-        for (int i = 0; i < 4; i++) {
-            _mm_prefetch(memory + at + 64 * i + PREFETCH_BYTES, _MM_HINT_T0);
-            sum[i] = _mm512_add_epi64(sum[i], _mm512_loadu_si512(memory + at + 64 * i));
-        }
+    for (int64_t at = 0; at < bytes; at += 256) {
+        fetch_ahead(memory + at, 256);
+        for (int i = 0; i < 4; i++) sum[i] = _mm512_add_epi64(sum[i], _mm512_loadu_si512(memory + at + 64 * i));
+    }
     return _mm512_reduce_add_epi64(_mm512_add_epi64(_mm512_add_epi64(sum[0], sum[1]), _mm512_add_epi64(sum[2], sum[3])));
 }
 

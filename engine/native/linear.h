@@ -6,7 +6,6 @@
 
 #include "quantised.h"
 
-constexpr int64_t PREFETCH_BYTES = 8192;
 constexpr int64_t GROUP_BYTES = 512 * 1024;
 
 enum class Then { STORE, ADD, SWIGLU };  // y = sums; y += sums; y = silu(gate) * up, packed as rows of the next product
@@ -26,7 +25,7 @@ inline void panel_product(const bf16 *x, int64_t rows, const bf16 *panel, int64_
             const int64_t m = rows - done < TILE ? rows - done : TILE;
             for (int tile = 0; tile < 2; tile++)
                 multiply_avx512<ADD>(done ? x1 : x, STEP, B_TILE, panel + tile * B_TILE, 2 * B_TILE, steps, m,
-                                     c + done * c_row + tile * TILE, c_row);
+                                     c + done * c_row + tile * TILE, c_row, prefetch && !done && !tile);
         }
         return;
     }
@@ -48,8 +47,7 @@ inline void panel_product(const bf16 *x, int64_t rows, const bf16 *panel, int64_
     }
     for (int64_t k = 0; k < steps; k++) {
         const bf16 *b = panel + k * 2 * B_TILE;
-        if (prefetch)
-            for (int line = 0; line < 32; line++) _mm_prefetch((const char *)b + PREFETCH_BYTES + 64 * line, _MM_HINT_T0);
+        if (prefetch) fetch_ahead(b, 2 * B_TILE * sizeof(bf16));
         _tile_loadd(6, b, 64);
         _tile_loadd(7, b + B_TILE, 64);
         _tile_loadd(4, x + k * B_TILE, 64);

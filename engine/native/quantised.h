@@ -108,7 +108,7 @@ inline void quantised_product(const Linear &w, int64_t panel, const QuantisedRow
     for (int64_t m = 0; m < rows; m++)
         for (int64_t n = 0; n < PANEL; n += TILE) _mm512_store_ps(c + m * PANEL + n, _mm512_setzero_ps());
     for (int64_t g = 0; g < groups; g++, weight += 2 * tile_bytes) {
-        for (int64_t at = 0; at < 2 * tile_bytes; at += 64) _mm_prefetch((const char *)weight + 8192 + at, _MM_HINT_T0);
+        fetch_ahead(weight, 2 * tile_bytes);
         const int8_t *b0 = (const int8_t *)weight, *b1 = b0 + tile_bytes;
         if (w.bits == 4) {
             open_tile_4(weight, opened[0]);
