@@ -38,6 +38,7 @@ inline void configure_tiles(int64_t first, int64_t second) {
         config.rows[i] = (uint8_t)(rows[i] ? rows[i] : 1);
         config.row_bytes[i] = 64;
     }
+    asm volatile("" : : "r"(&config) : "memory");  // gcc is told of its first 8 bytes alone
     _tile_loadconfig(&config);
 }
 
