@@ -46,6 +46,7 @@ class Tenants:
         self._locked = locked
         self._by_tag: dict[bytes, tuple[bytes, Tenant]] = {}
         self.weights: dict[str, float] = {}
+        self.refused = 0  # calls
         self.replace(settings)
 
     def replace(self, settings: Mapping[str, TenantSettings]) -> None:
@@ -79,12 +80,14 @@ class Tenants:
         """The tenant whose key is in this `authorization` value. Raises Unauthenticated; no message holds the key."""
         if not self.configured:
             return ANONYMOUS
+        given = authorization or ""
+        tenant = self._of_key(given[len(_BEARER) :].strip()) if _is_bearer(given) else None
+        if tenant is not None:
+            return tenant
+        self.refused += 1
         if authorization is None:
             raise _refusal("no API key was given; it goes into the header `Authorization: Bearer <key>`")
-        tenant = self._of_key(authorization[len(_BEARER) :].strip()) if _is_bearer(authorization) else None
-        if tenant is None:
-            raise _refusal("the API key is not valid here")
-        return tenant
+        raise _refusal("the API key is not valid here")
 
     def _of_key(self, key: str) -> Tenant | None:
         """Found by a tag under a secret of this process, so that no delay tells how near a guess was."""

@@ -1,4 +1,4 @@
-"""What this router counted of tenants' usage, as metrics."""
+"""What this router counted of tenants' usage, and whom it let in, as metrics."""
 
 from collections.abc import Iterable, Iterator
 
@@ -20,7 +20,7 @@ class UsageCollector:
 
     def describe(self) -> Iterable[Metric]:
         """All of its families, without samples."""
-        return (*self._families(), *self._of_the_book(0.0, 0.0))
+        return (*self._families(), *self._of_the_book(0.0, 0.0), self._refused(0))
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client's Collector."""
@@ -42,6 +42,7 @@ class UsageCollector:
                 cost.add_metric([who.tenant, settings.currency], float(cost_of(sums, price)))
         yield from (requests, tokens, characters, cost)
         yield from self._of_the_book(float(self._gate.ledger.book_up), float(self._gate.ledger.waiting()))
+        yield self._refused(self._gate.tenants.refused)
 
     @staticmethod
     def _families() -> tuple[CounterMetricFamily, CounterMetricFamily, CounterMetricFamily, GaugeMetricFamily]:
@@ -55,6 +56,10 @@ class UsageCollector:
                 "headrace_usage_cost", "At the prices set, since the start", labels=["tenant", "currency"]
             ),
         )
+
+    @staticmethod
+    def _refused(calls: int) -> Metric:
+        return CounterMetricFamily("headrace_unauthenticated", "Calls that no valid key came with", value=calls)
 
     @staticmethod
     def _of_the_book(up: float, unwritten: float) -> tuple[Metric, Metric]:

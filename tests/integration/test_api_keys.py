@@ -254,6 +254,7 @@ async def test_grpc_needs_a_key_for_everything_but_health() -> None:
                     await call
                 assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
                 assert ACME not in str(refused.value.details())
+        assert front.gate.tenants.refused == 4 * len(calls)
         health = health_pb2_grpc.HealthStub(channel)
         assert (
             await health.Check(health_pb2.HealthCheckRequest())
@@ -285,6 +286,7 @@ async def test_no_key_is_logged_or_measured(caplog: pytest.LogCaptureFixture) ->
         status = (await client.get("/status", headers=bearer(ROOT))).text
     told = caplog.text + metrics + status
     assert 'outcome="limited"' in metrics
+    assert "headrace_unauthenticated_total 5.0" in metrics.splitlines()
     for key in tried:
         assert key not in told
         assert hashlib.sha256(key.encode()).hexdigest() not in told
