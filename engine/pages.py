@@ -17,8 +17,9 @@ def allocate(size: int) -> NDArray[np.uint8]:
     """
     pages = -(-size // HUGE_BYTES) * HUGE_BYTES
     memory = mmap.mmap(-1, pages + HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError, AttributeError):  # a kernel without them; a system that does not know the word
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    if size >= HUGE_BYTES:
+        with contextlib.suppress(OSError, AttributeError):  # a kernel without them; a system that has no word for it
+            memory.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(memory, dtype=np.uint8)
     begin = -whole.ctypes.data % HUGE_BYTES
     return whole[begin : begin + size]
