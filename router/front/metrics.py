@@ -105,9 +105,9 @@ class FrontMetrics:
         gauge.set_function(lambda: float(len(self.in_flight)))
         # All of them from the start: a series that begins with its first failure has no rate to be warned by.
         self._times = {api: ApiTimes(*(family.labels(api) for family in by_api)) for api in APIS}
-        for api in APIS:
-            for outcome in get_args(Outcome):
-                self.requests.labels(api, outcome)
+        self.by_outcome = {
+            (api, outcome): self.requests.labels(api, outcome) for api in APIS for outcome in get_args(Outcome)
+        }
 
     def call(self, api: str) -> "Call":
         """Enter it when a request arrives. `api`: one of APIS."""
@@ -148,7 +148,7 @@ class Call:
         metrics = self._metrics
         metrics.in_flight.discard(self)
         outcome = outcome_of(error)
-        metrics.requests.labels(self._api, outcome).inc()
+        metrics.by_outcome[self._api, outcome].inc()
         now = metrics.clock.now()
         for trace in self._traces:
             trace.left = now
@@ -200,6 +200,8 @@ class Call:
         if self._metrics.recent is not None:
             self._metrics.recent.used(self._metrics.clock.now(), usage.prompt, usage.cached, usage.completion)
         self._metrics.prompt_tokens.inc(usage.prompt)
-        self._metrics.cached_tokens.inc(usage.cached)
         self._metrics.output_tokens.inc(usage.completion)
-        self._metrics.dropped_tokens.inc(dropped)
+        if usage.cached:
+            self._metrics.cached_tokens.inc(usage.cached)
+        if dropped:
+            self._metrics.dropped_tokens.inc(dropped)
