@@ -74,7 +74,7 @@ AIMS = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found for an aim. All None: one of the two was not measured."""
+    """What was found for an aim. `ours` None: one of the two was not measured; `ratio` None: theirs was always 0."""
 
     aim: Aim
     ours: Spread | None
@@ -83,9 +83,9 @@ class Verdict:
 
     @property
     def reached(self) -> bool | None:
-        """By the median."""
+        """By the median. More than nothing is more than any multiple of it."""
         if self.ratio is None:
-            return None
+            return None if self.ours is None or self.theirs is None else (self.ours.median > 0) != self.aim.most
         return self.ratio.median <= self.aim.bound if self.aim.most else self.ratio.median >= self.aim.bound
 
 
@@ -98,12 +98,12 @@ def judge(aim: Aim, runs: Sequence[Run]) -> Verdict:
     best = min if aim.most else max
     each = [_by_turn(aim, name, runs) for name in aim.theirs]
     theirs = {turn: best(have[turn] for have in each if turn in have) for turn in {t for have in each for t in have}}
-    shared = [turn for turn in ours if theirs.get(turn)]
+    shared = [turn for turn in ours if turn in theirs]
     return Verdict(
         aim,
         spread(ours[turn] for turn in shared),
         spread(theirs[turn] for turn in shared),
-        spread(ours[turn] / theirs[turn] for turn in shared),
+        spread(ours[turn] / theirs[turn] for turn in shared if theirs[turn]),
     )
 
 

@@ -59,6 +59,14 @@ def test_nothing_to_compare_with() -> None:
     assert (found.ratio, found.reached) == (None, None)
 
 
+@pytest.mark.parametrize(("own", "reached"), [(2.0, True), (0.0, False)])
+def test_a_peer_that_serves_nothing_has_no_ratio_and_is_beaten_by_anything(own: float, reached: bool) -> None:
+    rate = next(aim for aim in AIMS if aim.work == CAPACITY)
+    runs = [run(CAPACITY, setup, 1, rate=served) for setup, served in ((SPLIT, own), (VLLM_SPLIT, 0.0))]
+    found = judge(rate, runs)
+    assert (found.theirs, found.ratio, found.reached) == (Spread(0.0, 0.0, 0.0), None, reached)
+
+
 @pytest.mark.parametrize(("most", "best"), [(True, 0.5), (False, 0.25)])
 def test_the_better_of_two_peers(most: bool, best: float) -> None:
     aim = Aim("", SINGLE, "tpot_p50", SPLIT, (VLLM_SPLIT, VLLM_AGGREGATED), 1.0, most)
