@@ -24,8 +24,8 @@ check: $(STAMP) ## ruff and mypy, strict
 bench: $(STAMP) ## the benchmarks; tables go to benchmarks/results/
 	$(BIN)/python -m benchmarks $(ARGS)
 
-verify: $(STAMP) ## the long tests; their summary goes to docs/verify/
-	$(BIN)/python -m pytest -m verify --record=docs/verify $(ARGS)
+verify: $(STAMP) ## the long tests, two at a time; their summary goes to docs/verify/
+	$(BIN)/python -m pytest -m verify -n 2 --dist worksteal --record=docs/verify $(ARGS)
 
 mutants: $(STAMP) ## one-line faults in a copy of the product; each must turn its test red
 	$(BIN)/python -m tests.mutants $(ARGS)
