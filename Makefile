@@ -25,7 +25,7 @@ bench: $(STAMP) ## the benchmarks; tables go to benchmarks/results/
 	$(BIN)/python -m benchmarks $(ARGS)
 
 verify: $(STAMP) ## the long tests, two at a time; their summary goes to docs/verify/
-	$(BIN)/python -m pytest -m verify -n 2 --dist worksteal --record=docs/verify $(ARGS)
+	$(BIN)/python -m pytest -m verify -n 2 --dist loadfile --no-loadscope-reorder --record=docs/verify $(ARGS)
 
 mutants: $(STAMP) ## one-line faults in a copy of the product; each must turn its test red
 	$(BIN)/python -m tests.mutants $(ARGS)
