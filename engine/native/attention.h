@@ -1,11 +1,14 @@
 // Causal attention over the block pool, read in place (no gather). One work item: one kv head of one row.
 //
 // The queries of a row that share a kv head are pairs (token, query head of the group); 16 of them are a tile.
-// 1. Scores S [position][query] = K Q^T, 16 positions at a time; K's lines are used as they lie in their blocks.
-// 2. The largest score of each query, over all its positions; then 2^(s - max), and their sum in order of position.
-// 3. O [query][dim] = P V, 32 positions at a time, counted from position 0.
-// Positions that a query may not see get probability 0 and add exactly 0, and a query's positions are always summed in
-// the same groups of 32: the result does not depend on which other tokens are in the step (DESIGN I5).
+// 1. Scores S = K Q^T. A few queries (`attend`): K's lines are used as they lie in their blocks, and S is [position][query].
+//    Many of them (`attend_many`, many_queries.h): K is packed once for all of them, and S is [query][position].
+// 2. Weights 2^(s - offset), in bfloat16, where the offset of a query is a whole number near its largest score.
+// 3. O [query][dim] = weights V, 32 positions at a time, counted from position 0; so is the sum of the weights.
+// Positions that a query may not see get weight 0 and add exactly 0, and a query's positions are always summed in
+// the same groups of 32. Another offset multiplies every weight and every sum by a power of two, which rounds nothing and
+// leaves O / sum as it is. So the result depends neither on which other tokens are in the step nor on which of the two
+// ways was taken (DESIGN I5).
 #pragma once
 
 #include <limits>
@@ -74,12 +77,43 @@ struct Attention {
 alignas(64) constexpr uint16_t ALTERNATE[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
-// Scores [position][query] of one tile of queries to probabilities, as rows of the product with V: per 32 positions
-// [16 queries][32 positions]. Returns the sums. `positions` is a multiple of 16; a group's missing half is zero.
-inline __m512 soften(float *scores, int64_t positions, int64_t from, const int32_t *query, const Attention &attention,
-                     bf16 *rows) {
+// Turns scores into weights: 2^(score * scale - offset), to 1e-4 relative (they are rounded to bfloat16).
+class Exponential {
+  public:
+    explicit Exponential(float scale) : scale(_mm512_set1_ps(scale)) {}
+
+    // The whole number nearest to a score.
+    __m512 offset(__m512 score) const {
+        return _mm512_roundscale_ps(_mm512_mul_ps(score, scale), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    }
+    // `shift`: of the offset, by `shift_of`.
+    __m512 operator()(__m512 score, __m512 shift) const {
+        const __m512 whole = _mm512_fmadd_ps(score, scale, _mm512_set1_ps(WHOLE));
+        const __m512 f = _mm512_fmsub_ps(score, scale, _mm512_sub_ps(whole, _mm512_set1_ps(WHOLE)));
+        __m512 p = _mm512_set1_ps(0.0551716797f);  // the polynomial of degree 3 with the smallest relative error
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24261117f));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693260968f));
+        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.999928057f));
+        return _mm512_scalef_ps(p, _mm512_sub_ps(whole, shift));
+    }
+    static __m512 shift_of(__m512 offset) { return _mm512_add_ps(offset, _mm512_set1_ps(WHOLE)); }
+
+  private:
+    static constexpr float WHOLE = 12582912.0f;  // 1.5 * 2^23: floats of this size have no fraction
+    __m512 scale;
+};
+
+constexpr float HIDDEN = -1e9f;  // a score whose weight is 0 beside any other
+
+inline __m512bh ones() { return (__m512bh)_mm512_set1_epi16(0x3f80); }
+
+// Scores [position][query] of one tile of queries to weights, as rows of the product with V: per 32 positions
+// [16 queries][32 positions], and their `sums` [16 queries][16]. `positions` is a multiple of 16; a group's missing half
+// is zero.
+inline void soften(float *scores, int64_t positions, int64_t from, const int32_t *query, const Attention &attention,
+                   bf16 *rows, float *sums) {
     const __m512i alternate = _mm512_load_si512(ALTERNATE);
-    const __m512 hidden = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    const __m512 hidden = _mm512_set1_ps(HIDDEN);
     const __m512i newest = _mm512_load_si512(query);
     const __m512i oldest = _mm512_sub_epi32(newest, _mm512_set1_epi32((int)attention.window));
     // Positions [0, seen_by_all) need no mask; queries of a tile come in order of position.
@@ -96,24 +130,25 @@ inline __m512 soften(float *scores, int64_t positions, int64_t from, const int32
         _mm512_store_ps(scores + s * TILE, score);
         most[0] = _mm512_max_ps(most[0], score);
     }
-    const __m512 scale = _mm512_set1_ps(attention.scale), offset = _mm512_mul_ps(_mm512_max_ps(most[0], most[1]), scale);
-    __m512 even_sum = _mm512_setzero_ps(), odd_sum = even_sum;
+    const Exponential weight(attention.scale);
+    const __m512 shift = Exponential::shift_of(weight.offset(_mm512_max_ps(most[0], most[1])));
+    for (int64_t i = 0; i < TILE * TILE; i += TILE) _mm512_store_ps(sums + i, _mm512_setzero_ps());
     for (int64_t s = 0; s < positions; s += STEP, rows += B_TILE) {
         __m512i pair[TILE];
         const int pairs = positions - s < STEP ? TILE / 2 : TILE;
         for (int i = 0; i < pairs; i++) {
             const float *at = scores + (s + 2 * i) * TILE;
-            const __m512 even = exp2_nonpositive(_mm512_fmsub_ps(_mm512_load_ps(at), scale, offset));
-            const __m512 odd = exp2_nonpositive(_mm512_fmsub_ps(_mm512_load_ps(at + TILE), scale, offset));
-            even_sum = _mm512_add_ps(even_sum, even);
-            odd_sum = _mm512_add_ps(odd_sum, odd);
+            const __m512 even = weight(_mm512_load_ps(at), shift), odd = weight(_mm512_load_ps(at + TILE), shift);
             pair[i] = _mm512_permutexvar_epi16(alternate, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
         }
         for (int i = pairs; i < TILE; i++) pair[i] = _mm512_setzero_si512();
         transpose16(pair);
-        for (int i = 0; i < TILE; i++) _mm512_store_si512(rows + i * STEP, pair[i]);
+        for (int i = 0; i < TILE; i++) {
+            _mm512_store_si512(rows + i * STEP, pair[i]);
+            float *sum = sums + i * TILE;
+            _mm512_store_ps(sum, _mm512_dpbf16_ps(_mm512_load_ps(sum), (__m512bh)pair[i], ones()));
+        }
     }
-    return _mm512_add_ps(even_sum, odd_sum);
 }
 
 // V of positions [from, from + positions) as B: per 32 positions [head_dim / 16][16 lines][16 dims][2]. Lines from
@@ -226,33 +261,9 @@ inline void score(const Keys &all, const Tile16 &tile, int64_t positions, const 
     }
 }
 
-// The same for one head of 64 dimensions, whose queries stay in their tiles.
-inline void score_64(const Keys &all, int64_t positions, const bf16 *queries, float *scores) {
-    configure_tiles(TILE, TILE);
-    _tile_loadd(6, queries, 64);
-    _tile_loadd(7, queries + B_TILE, 64);
-    for (int64_t s = 0; s < positions; s += 2 * TILE) {
-        const bf16 *keys = all.at(0, s);
-        const bool two = s + TILE < positions;
-        const bf16 *next = two ? all.at(0, s + TILE) : keys;
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_loadd(4, keys, 64 * sizeof(bf16));
-        _tile_loadd(5, next, 64 * sizeof(bf16));
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 5, 6);
-        _tile_loadd(2, keys + STEP, 64 * sizeof(bf16));
-        _tile_loadd(3, next + STEP, 64 * sizeof(bf16));
-        _tile_dpbf16ps(0, 2, 7);
-        _tile_dpbf16ps(1, 3, 7);
-        _tile_stored(0, scores + s * TILE, 64);
-        if (two) _tile_stored(1, scores + (s + TILE) * TILE, 64);
-    }
-}
-
 // 32 or 64 dims of O, whose sums are independent of each other: four tiles at once keep the unit busy.
 template <int TILES>
-inline void weigh_dims(const bf16 *probabilities, const bf16 *values, int64_t steps, int64_t dim, float *out) {
+inline void weigh_dims(const bf16 *weights, const bf16 *values, int64_t steps, int64_t dim, float *out) {
     _tile_zero(0);
     _tile_zero(1);
     if (TILES == 4) {
@@ -261,7 +272,7 @@ inline void weigh_dims(const bf16 *probabilities, const bf16 *values, int64_t st
     }
     for (int64_t k = 0; k < steps; k++) {
         const bf16 *v = values + k * dim * STEP;
-        _tile_loadd(4, probabilities + k * B_TILE, 64);
+        _tile_loadd(4, weights + k * B_TILE, 64);
         _tile_loadd(6, v, 64);
         _tile_loadd(7, v + B_TILE, 64);
         _tile_dpbf16ps(0, 4, 6);
@@ -284,15 +295,15 @@ inline void weigh_dims(const bf16 *probabilities, const bf16 *values, int64_t st
 
 // O [queries][dim] of one kv head: sums over `steps` groups of 32 positions.
 template <bool AMX>
-inline void weigh(const bf16 *probabilities, const bf16 *values, int64_t queries, int64_t steps, int64_t dim, float *out) {
+inline void weigh(const bf16 *weights, const bf16 *values, int64_t queries, int64_t steps, int64_t dim, float *out) {
     int64_t d = 0;
     if (!AMX)
         for (; d < dim; d += TILE)
-            multiply_avx512<false>(probabilities, STEP, B_TILE, values + d / TILE * B_TILE, dim * STEP, steps, queries,
+            multiply_avx512<false>(weights, STEP, B_TILE, values + d / TILE * B_TILE, dim * STEP, steps, queries,
                                    out + d, dim);
     for (; d + 4 * TILE <= dim; d += 4 * TILE)
-        weigh_dims<4>(probabilities, values + d / TILE * B_TILE, steps, dim, out + d);
-    for (; d < dim; d += 2 * TILE) weigh_dims<2>(probabilities, values + d / TILE * B_TILE, steps, dim, out + d);
+        weigh_dims<4>(weights, values + d / TILE * B_TILE, steps, dim, out + d);
+    for (; d < dim; d += 2 * TILE) weigh_dims<2>(weights, values + d / TILE * B_TILE, steps, dim, out + d);
 }
 
 // How many kv heads of a row are worked on together.
@@ -301,29 +312,28 @@ inline int64_t heads_together(const Row &row, int64_t group, int64_t kv_heads) {
     return fit < 1 ? 1 : fit < kv_heads ? fit : kv_heads;
 }
 
-// kv heads [kv_head, kv_head + heads) of one row. `out`: packed rows of [tokens, query heads * head_dim]. KV in int8 is
-// opened to bf16 once for all tiles of queries.
+// Pairs [begin, pairs) of kv heads [kv_head, kv_head + heads) of one row, a tile at a time. `out`: packed rows of [tokens,
+// query heads * head_dim]. KV in int8 is opened to bf16 once for all tiles.
 template <bool AMX, bool INT8>
 void attend(const Pool &pool, const Row &row, int64_t kv_head, int64_t heads, int64_t layer, const Attention &attention,
-            const bf16 *q, bf16 *out, Scratch &scratch) {
+            const bf16 *q, int64_t begin, int64_t pairs, bf16 *out, Scratch &scratch) {
     const int64_t dim = pool.head_dim, group = attention.heads / pool.kv_heads, end = row.start + row.tokens;
     const int64_t reach = attention.window ? row.start - attention.window + 1 : 0;
     const int64_t from = (reach > 0 ? reach : 0) / STEP * STEP;
     const int64_t most = ceil_div(end - from, STEP) * STEP;  // positions, in groups of 32
     const int64_t value_floats = heads * most * dim / 2, query_floats = heads * TILE * dim / 2;
     const int64_t key_floats = INT8 ? value_floats : 0;
-    float *scores =
-        scratch.at_least(most * TILE + most * TILE / 2 + value_floats + key_floats + TILE * dim + query_floats);
-    bf16 *probabilities = (bf16 *)(scores + most * TILE);
-    float *sums = scores + most * TILE + most * TILE / 2;
-    bf16 *queries = (bf16 *)(sums + TILE * dim), *values = queries + 2 * query_floats;
+    float *scores = scratch.at_least(most * TILE + most * TILE / 2 + TILE * dim + TILE * TILE + query_floats + value_floats +
+                                     key_floats);
+    bf16 *weights = (bf16 *)(scores + most * TILE);
+    float *mixed = scores + most * TILE + most * TILE / 2, *sums = mixed + TILE * dim;
+    bf16 *queries = (bf16 *)(sums + TILE * TILE), *values = queries + 2 * query_floats;
     bf16 *opened = INT8 ? values + 2 * value_floats : nullptr;
     for (int64_t h = 0; INT8 && h < heads; h++)
         open_keys(pool, row, kv_head + h, layer, from, most, end, opened + h * most * dim);
     const Keys keys = {pool, row, kv_head, layer, from, opened, most};
 
-    const int64_t pairs = row.tokens * group;
-    for (int64_t first = 0; first < pairs; first += TILE) {
+    for (int64_t first = begin; first < pairs; first += TILE) {
         const Tile16 tile = {kv_head, heads, pairs - first < TILE ? pairs - first : TILE, first, group};
         alignas(64) int32_t position[TILE];
         for (int64_t i = 0; i < TILE; i++)
@@ -331,25 +341,20 @@ void attend(const Pool &pool, const Row &row, int64_t kv_head, int64_t heads, in
         const int64_t last = row.start + tile.token(tile.each - 1);  // what follows it none of these may see
         const int64_t positions = ((last - from) / TILE + 1) * TILE, steps = ceil_div(positions, STEP);
         pack_queries(q, row, tile, attention.heads, dim, queries);
-        if (AMX && dim == 64 && heads == 1 && first)
-            score_64(keys, positions, queries, scores);
-        else
-            score<AMX>(keys, tile, positions, queries, first == 0 && !INT8, scores);
-        if (first == 0)
+        score<AMX>(keys, tile, positions, queries, first == begin && !INT8, scores);
+        if (first == begin)
             for (int64_t h = 0; h < heads; h++)
                 pack_values<INT8>(pool, row, kv_head + h, layer, from, most, end, values + h * most * dim);
-        const __m512 sum = soften(scores, positions, from, position, attention, probabilities);
+        soften(scores, positions, from, position, attention, weights, sums);
         if (AMX) configure_tiles(tile.each, tile.each);
         for (int64_t h = 0; h < heads; h++)
-            weigh<AMX>(probabilities + h * tile.each * STEP, values + h * most * dim, tile.each, steps, dim,
-                       sums + h * tile.each * dim);
-        alignas(64) float total[TILE];
-        _mm512_store_ps(total, sum);
+            weigh<AMX>(weights + h * tile.each * STEP, values + h * most * dim, tile.each, steps, dim,
+                       mixed + h * tile.each * dim);
         for (int64_t i = 0; i < tile.queries(); i++) {
-            const __m512 inverse = _mm512_set1_ps(1.0f / total[i]);
+            const __m512 inverse = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(_mm512_load_ps(sums + i * TILE)));
             for (int64_t d = 0; d < dim; d += TILE)
                 store_bf16(packed_at(out, attention.heads * dim / STEP, row.first_token + tile.token(i), tile.head(i) * dim + d),
-                           _mm512_mul_ps(_mm512_loadu_ps(sums + i * dim + d), inverse));
+                           _mm512_mul_ps(_mm512_loadu_ps(mixed + i * dim + d), inverse));
         }
     }
     if (AMX) _tile_release();

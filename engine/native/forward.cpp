@@ -3,7 +3,7 @@
 // The residual stream and every sum are float32; weights, KV and what enters a product are bfloat16. Structures are
 // filled by engine/model/native.py, which states them a second time: change both.
 
-#include "attention.h"
+#include "many_queries.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -167,7 +167,8 @@ int forward(const HrModel &m, const HrStep &s, Buffers &buffers) {
     bf16 *q = buffers.queries.of<bf16>(T * q_size), *mixed = buffers.mixed.of<bf16>(padded * q_size);
     if (!x || !rows || !wide || !q || !mixed) return 1;
     const Pool pool = {m.pool, m.kv_heads, m.layers, m.block_size, D, m.kv_item_bytes};
-    const auto attend_heads = m.kv_item_bytes == 1 ? attend<AMX, true> : attend<AMX, false>;
+    const auto attend_few = m.kv_item_bytes == 1 ? attend<AMX, true> : attend<AMX, false>;
+    const auto attend_head = m.kv_item_bytes == 1 ? attend_many<AMX, true> : attend_many<AMX, false>;
     const Attention attention = {m.heads, m.window, (float)(1.4426950408889634 / std::sqrt((double)D))};
 
     for (int64_t t = 0; t < T; t++)
@@ -183,12 +184,17 @@ int forward(const HrModel &m, const HrStep &s, Buffers &buffers) {
         watch.done(HEADS);
 #pragma omp parallel for schedule(dynamic) num_threads(m.threads) if (m.threads > 1)
         for (int64_t item = 0; item < s.rows * m.kv_heads; item++) {
-            static thread_local Scratch scratch;
+            static thread_local Scratch scratch, second;
             const Row &row = s.row[item / m.kv_heads];
+            const int64_t pairs = row.tokens * (m.heads / m.kv_heads);
+            if (pairs > MANY) {
+                attend_head(pool, row, item % m.kv_heads, l, attention, q, mixed, scratch, second);
+                continue;
+            }
             const int64_t head = item % m.kv_heads, together = heads_together(row, m.heads / m.kv_heads, m.kv_heads);
             if (head % together) continue;
             const int64_t heads = m.kv_heads - head < together ? m.kv_heads - head : together;
-            attend_heads(pool, row, head, heads, l, attention, q, mixed, scratch);
+            attend_few(pool, row, head, heads, l, attention, q, 0, pairs, mixed, scratch);
         }
         watch.done(ATTENTION);
         apply<AMX, Then::ADD>(w.output, mixed, T, x, m.threads);

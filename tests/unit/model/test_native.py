@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 
 from cluster.core.errors import ModelError
 from engine.messages import FolderModel
@@ -23,6 +24,7 @@ from engine.model.loader import load_model
 from engine.model.native import NativeModel
 from engine.model.quantise import Quantization
 from engine.model.weights import Weights
+from tests.checkpoints import make_checkpoint
 from tests.unit.model.conftest import Checkpoint
 from tests.unit.model.harness import PagedRun, Sequence, load, random_tokens
 
@@ -203,6 +205,25 @@ def test_company_and_chunks_change_no_bit(
             np.testing.assert_array_equal(run.pool[one], run.pool[other])
 
     property_holds()
+
+
+@runs
+@pytest.mark.parametrize("amx", KINDS)
+@pytest.mark.parametrize("factor", [30.0, 3000.0])
+def test_scores_that_are_far_apart_change_no_bit(factor: float, amx: bool, tmp_path: Path) -> None:
+    """Weights that outgrow the first guess of their size are made once more, and those too small for a float are 0."""
+    folder = make_checkpoint(tmp_path, "llama", **{**WIDE, "head_dim": 64})
+    tensors = load_file(folder / "model.safetensors")
+    for name in tensors:
+        if "q_proj" in name:
+            tensors[name] *= factor
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    run = PagedRun(native_model(folder, amx=amx))
+    one_by_one = run.feed(Sequence(TOKENS), 1)[-1][1]
+    assert np.isfinite(one_by_one).all()
+    for chunk in (len(TOKENS), 37):
+        run.forget()
+        np.testing.assert_array_equal(run.feed(Sequence(TOKENS), chunk)[-1][1], one_by_one)
 
 
 @runs
