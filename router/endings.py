@@ -76,7 +76,7 @@ class Endings:
 
     def unserved(self, follow: Follow, why: str, now: float) -> None:
         """Nobody can go on with it. What was streamed stays right, but incomplete (I4)."""
-        self.finish(follow, RequestFailed(why) if follow.emitted_any else Unavailable(why), now)
+        self.finish(follow, RequestFailed(why) if follow.begun else Unavailable(why), now)
 
     def settle(self, attempt: Attempt) -> None:
         """The worker may forget this attempt's token log."""
@@ -88,6 +88,7 @@ class Endings:
             self.effects.append(Deliver(follow.request.request_id, event))
         tries = follow.tries
         returning = tries.failures + tries.lost + tries.preemptions + tries.handed_over > 0
+        tries.waiting_since = now
         not_before = now + delay_s * self._rng.uniform(0.75, 1.25)
         self._books.queue.put_back(follow.entry, now, returning=returning, not_before=not_before)
         if follow.complete:

@@ -76,7 +76,8 @@ class Tries:
     could_not_run: list[int] = field(default_factory=list)  # epochs; theirs was the fault if another one can
     stuck_at: list[int] = field(default_factory=list)  # tokens of each sample when the last of these gave up
     fingerprint: bytes | None = None  # of the weights that wrote the first delivered token
-    stranded_since: float | None = None
+    waiting_since: float = 0.0  # it came to the line, or back to it
+    hopeless_since: float | None = None  # nobody who is ready could ever take it
 
 
 class ProtocolBreach(Exception):
@@ -96,7 +97,7 @@ class Follow:
         self.samples = [Sample() for _ in range(request.n)]
         self.next_scored = 1  # the prompt's next token whose log-probability is wanted, if any are
         self.attempt: Attempt | None = None
-        self.tries = Tries()
+        self.tries = Tries(waiting_since=now)
         self._chains: dict[tuple[bytes, int], KeyChain] = {}
 
     @property
@@ -108,10 +109,6 @@ class Follow:
         return all(each.finished or len(each.emitted) > at for each, at in zip(self.samples, tokens, strict=True))
 
     @property
-    def emitted_any(self) -> bool:
-        return any(sample.emitted for sample in self.samples)
-
-    @property
     def scored(self) -> bool:
         """No log-probabilities of the prompt's tokens are wanted, or not any more."""
         return self.request.prompt_logprobs is None or self.next_scored >= len(self.request.prompt)
@@ -119,7 +116,7 @@ class Follow:
     @property
     def begun(self) -> bool:
         """Whether anything was delivered that other weights would contradict."""
-        return self.emitted_any or self.next_scored > 1
+        return any(sample.emitted for sample in self.samples) or self.next_scored > 1
 
     @property
     def written(self) -> int:

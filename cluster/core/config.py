@@ -196,7 +196,7 @@ class TimingSettings(Settings):
         description="a broken session may come back so long; then its attempts are cancelled. Routers wait half of it",
     )
     comeback_s: PositiveSeconds = Field(
-        60.0, description="with no decode worker left, streams that have begun wait so long for one to come back"
+        60.0, description="with no decode worker left that could go on with it, a stream that has begun waits so long"
     )
     drain_s: PositiveSeconds = Field(
         30.0, description="what runs on a program that was told to stop may go on so long; then it is handed over"
