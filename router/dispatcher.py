@@ -287,7 +287,7 @@ class DispatcherCore:
         if gap <= self._workers.suspect_s / 2:
             return
         self._last_tick = now
-        self._workers.forgive(gap)
+        self._workers.forgive(gap, now)
         self._patience.forgive(gap, now)
 
     def _introduced(self, worker: WorkerView, before: int, now: float) -> None:

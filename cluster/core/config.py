@@ -16,6 +16,9 @@ from cluster.core.settings import Port, Positive, PositiveSeconds, Settings
 
 KvDtype = Literal["auto", "float32", "bfloat16", "int8"]
 
+BEATS_MISSED = 2
+"""A worker is not suspect before so many of its beats may have failed to come."""
+
 
 class TracerSettings(Settings):
     """Shape and pace of the weightless tracer model (used when `model: tracer`)."""
@@ -189,7 +192,9 @@ class TimingSettings(Settings):
         0.005, description="a worker sends a router one message of tokens so often"
     )
     suspect_s: PositiveSeconds = Field(
-        3.0, description="a worker silent so long gets no new work; on every stream: its work goes elsewhere"
+        3.0,
+        description="a worker silent so long gets no new work; on every stream: its work goes elsewhere. One that is "
+        "seen to beat slowly: six of its intervals, at most three times this. At least 2 x heartbeat_s",
     )
     resume_s: PositiveSeconds = Field(
         5.0,

@@ -101,8 +101,8 @@ MUTANTS = (
     Mutant(
         "blame workers for the time in which the router slept",
         "router/dispatcher.py",
-        "self._workers.forgive(gap)",
-        "self._workers.forgive(0.0)",
+        "self._workers.forgive(gap, now)",
+        "self._workers.forgive(0.0, now)",
         f"{FAILURES}::test_a_router_that_was_frozen_blames_nobody",
     ),
     Mutant(
