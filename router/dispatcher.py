@@ -315,7 +315,7 @@ class DispatcherCore:
         if worker.session.open:
             worker.session_closed()
             self._endings.effects.append(ReopenSession(worker.address))
-        self._endings.lose(worker, "worker is silent", now)
+        self._endings.lose(worker, "worker is silent", now, silent=True)
 
     def _retire(self) -> None:
         """Close the streams of workers that are no members any more and on which nothing runs."""

@@ -64,11 +64,16 @@ class Attempt:
 
 @dataclass(slots=True)
 class Tries:
-    """What a request has been through. `failures` alone counts against max_attempts."""
+    """What a request has been through. `failures` alone counts against max_attempts.
+
+    `got_at_loss`: what it had been given (Follow.got) when an attempt of it last failed.
+    """
 
     number: int = 0
     failures: int = 0
     lost: int = 0  # with a connection, nobody's fault
+    silenced: int = 0  # with a worker that fell silent, after it had got on
+    got_at_loss: int = 0
     preemptions: int = 0
     handed_over: int = 0  # by workers that left in order
     no_prefill: int = 0
@@ -122,6 +127,11 @@ class Follow:
     def written(self) -> int:
         """Tokens delivered so far, of all samples."""
         return sum(len(sample.emitted) for sample in self.samples)
+
+    @property
+    def got(self) -> int:
+        """How far it is: tokens delivered, of samples and of the prompt's log-probabilities. It never shrinks."""
+        return self.written + self.next_scored - 1
 
     @property
     def complete(self) -> bool:

@@ -78,6 +78,13 @@ MUTANTS = (
         f"{NOBODY}::test_a_worker_that_is_too_small_for_it_is_as_good_as_none",
     ),
     Mutant(
+        "excuse every silence, even of a request that gets nowhere",
+        "router/endings.py",
+        "excused = silent and follow.got > tries.got_at_loss",
+        "excused = silent",
+        "tests/unit/router_core/test_silences.py::test_so_is_one_that_gets_stuck_later",
+    ),
+    Mutant(
         "go back to the worker that failed",
         "router/endings.py",
         "tries.avoid.add(attempt.epoch)",
@@ -87,8 +94,8 @@ MUTANTS = (
     Mutant(
         "never end for too many failures",
         "router/endings.py",
-        "tries.failures += blamed",
-        "tries.failures = int(blamed)",
+        "tries.failures += blamed and not excused",
+        "tries.failures = int(blamed and not excused)",
         f"{FAILURES}::test_when_every_worker_fails_all_are_still_tried",
     ),
     Mutant(
