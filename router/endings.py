@@ -7,6 +7,7 @@ import random
 from collections import Counter
 
 from cluster.core.errors import (
+    BrokenOff,
     DeadlineExceeded,
     HeadraceError,
     InvalidRequest,
@@ -75,8 +76,8 @@ class Endings:
                 worker.health.failed(now)
 
     def unserved(self, follow: Follow, why: str, now: float) -> None:
-        """Nobody can go on with it. What was streamed stays right, but incomplete (I4)."""
-        self.finish(follow, RequestFailed(why) if follow.begun else Unavailable(why), now)
+        """Nobody can go on with it. What was streamed, if it was, stays right but incomplete (I4)."""
+        self.finish(follow, BrokenOff(why) if follow.begun else Unavailable(why), now)
 
     def settle(self, attempt: Attempt) -> None:
         """The worker may forget this attempt's token log."""

@@ -129,6 +129,10 @@ class RouterSettings(Settings):
         description="requests that lost their worker or place and are computed again at a time, before new ones",
     )
     max_attempts: Positive = Field(4, description="so many tries that workers fail, and the request fails")
+    sse_keep_alive_s: Annotated[float, Field(ge=0)] = Field(
+        15.0,
+        description="a stream of events gets a comment line after so long a silence, before a proxy cuts it; 0: none",
+    )
     tool_format: Literal["hermes", "llama3_json"] | None = Field(
         None, description="how the model writes tool calls; by default its chat template shows it"
     )

@@ -59,15 +59,15 @@ MUTANTS = (
     Mutant(
         "call a cut answer merely unavailable",
         "router/endings.py",
-        "self.finish(follow, RequestFailed(why) if follow.begun else Unavailable(why), now)",
+        "self.finish(follow, BrokenOff(why) if follow.begun else Unavailable(why), now)",
         "self.finish(follow, Unavailable(why), now)",
         f"{FAILURES}::test_after_the_first_token_a_failure_is_said_honestly",
     ),
     Mutant(
         "let a stream's patience run out while it still runs",
         "router/patience.py",
-        "if now - max(since, f.tries.waiting_since) >= self._with(f)]",
-        "if now - since >= self._with(f)]",
+        "return [f for f in waiting if now - max(since, f.tries.waiting_since) >= self._with(f)]",
+        "return [f for f in waiting if now - since >= self._with(f)]",
         f"{NOBODY}::test_a_stream_that_a_draining_worker_hands_over_has_all_its_patience",
     ),
     Mutant(

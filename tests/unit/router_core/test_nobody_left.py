@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cluster.core.config import TimingSettings
-from cluster.core.errors import RequestFailed, Unavailable
+from cluster.core.errors import BrokenOff, RequestFailed, Unavailable
 from cluster.stubs import session_pb2 as pb
 from cluster.stubs.common_pb2 import PromptLogprobs
 from tests.unit.router_core.fakes import FakeWorker, expected, request
@@ -48,7 +48,7 @@ def test_nobody_waits_for_ever() -> None:
         made.advance()
     assert begun.outcomes == []
     made.run(steps=8)
-    assert isinstance(begun.outcomes[0], RequestFailed)
+    assert isinstance(begun.outcomes[0], BrokenOff)
     assert failure(begun) == "no decode worker is ready"
     assert not any(made.core.gauges().values())
 
