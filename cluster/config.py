@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from cluster.core.access import TenantName, TenantSettings
 from cluster.core.addresses import EVERY_INTERFACE
-from cluster.core.config import ClusterConfig
+from cluster.core.config import BEATS_MISSED, ClusterConfig, TimingSettings
 from cluster.core.errors import ConfigError
 from cluster.redis_url import parse_redis_url
 
@@ -259,6 +259,7 @@ def _check_together(config: ClusterConfig, origin: str) -> None:
     if config.tenants_redis_url is not None:
         parse_redis_url(config.tenants_redis_url, f"{origin}: tenants_redis_url")
     _check_tenants(config.tenants, origin)
+    _check_timing(config.timing, origin)
     _check_kv_dtypes(config, origin)
     roles: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
     for role in roles:
@@ -267,6 +268,17 @@ def _check_together(config: ClusterConfig, origin: str) -> None:
                 f"{origin}: pools.{role}.pool_tokens: {config.pool_tokens(role)} is not possible: "
                 f"at least two blocks of {config.engine.block_size} are needed"
             )
+
+
+def _check_timing(timing: TimingSettings, origin: str) -> None:
+    """Who is well is never silent for long enough to be suspect, though one of its beats comes late."""
+    heartbeat, suspect = timing.heartbeat_s, timing.suspect_s
+    if suspect < BEATS_MISSED * heartbeat:
+        raise ConfigError(
+            f"{origin}: timing.suspect_s: {suspect:g} is not possible with timing.heartbeat_s {heartbeat:g}: workers "
+            f"that are well would be taken for dead between two beats; set timing.suspect_s to "
+            f"{BEATS_MISSED * heartbeat:g} or more, or timing.heartbeat_s to {suspect / BEATS_MISSED:g} or less"
+        )
 
 
 def _check_kv_dtypes(config: ClusterConfig, origin: str) -> None:

@@ -1,7 +1,7 @@
 """What a program and its supervisor say to each other: JSON lines over the program's stdin and stdout.
 
     program -> supervisor   {"ready": {"name", "role", "address", "epoch", "http", "pids"}}   once it can take calls
-    supervisor -> program   {"members": [{"name", "role", "address", "epoch"}, ...]}          the whole list, every time
+    supervisor -> program   {"members": [{"name", "role", "address", "epoch"}, ...], "age_s"} the whole list, every time
     router -> supervisor    {"ask": {"number", "wish": {"type": "drain", "program": "decode-0"}}}   for an operator
     supervisor -> router    {"answer": {"number", "problem"}}                                 what became of it
     end of stdin            the supervisor is gone: stop in order
@@ -9,7 +9,7 @@
 The program's log goes to stderr.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -21,6 +21,7 @@ MODULES: dict[Role, str] = {"prefill": "prefill_worker", "decode": "decode_worke
 """The entry point of each role: `python -m <module>`."""
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
+Age = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class PipeError(HeadraceError):
@@ -101,9 +102,11 @@ class AnswerLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MembersLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A line to a program."""
+    """A line to a program. `age_s`: how long ago the supervisor was told that list; a program that starts anew hears
+    one that may be old, and so may one that was frozen."""
 
     members: tuple[Member, ...]
+    age_s: Age = 0.0
 
 
 class _FromProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,6 +120,7 @@ class _ToProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Exactly one of them."""
 
     members: tuple[Member, ...] | None = None
+    age_s: Age = 0.0
     answer: Answer | None = None
 
 
@@ -143,12 +147,12 @@ def decode_from_program(line: bytes) -> Ready | Ask:
     raise PipeError("not a program's line: it says nothing, or two things")
 
 
-def decode_to_program(line: bytes) -> tuple[Member, ...] | Answer:
+def decode_to_program(line: bytes) -> MembersLine | Answer:
     """A supervisor's line: the whole list, or an answer. Raises PipeError."""
     try:
         match _to_program.decode(line):
-            case _ToProgram(members=tuple() as members, answer=None):
-                return members
+            case _ToProgram(members=tuple() as members, age_s=age_s, answer=None):
+                return MembersLine(members, age_s)
             case _ToProgram(members=None, answer=Answer() as answer):
                 return answer
     except msgspec.MsgspecError as error:

@@ -64,9 +64,9 @@ class Membership:
         self._told: float | None = None
         self._changed = asyncio.Event()
 
-    def replace(self, members: tuple[Member, ...]) -> None:
-        """Take the whole list; wake those who follow if it is another one."""
-        self._told = self._clock.now()
+    def replace(self, members: tuple[Member, ...], age_s: float = 0.0) -> None:
+        """Take the whole list, which was told so long ago; wake those who follow if it is another one."""
+        self._told = self._clock.now() - age_s
         if members == self.current:
             return
         self.current = members
@@ -74,7 +74,8 @@ class Membership:
         changed.set()
 
     def age_s(self) -> float | None:
-        """Since the list was last told, the same one or another; None: it never was."""
+        """Since the list was last told, the same one or another, also to an earlier life of this program; None: it
+        never was."""
         return None if self._told is None else self._clock.now() - self._told
 
     async def updates(self) -> AsyncIterator[tuple[Member, ...]]:
@@ -269,7 +270,7 @@ async def _follow_supervisor(incoming: int, context: ProgramContext) -> None:
             if isinstance(told, Answer):
                 context.wishes.answered(told)
             else:
-                context.members.replace(told)
+                context.members.replace(told.members, told.age_s)
     except (HeadraceError, ValueError) as error:
         _log.error("the supervisor's pipe is broken: %s", error)
     finally:

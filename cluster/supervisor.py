@@ -2,8 +2,8 @@
 
 1. spawn    the program in its own session, stdin and stdout piped, stderr appended to its log
 2. hear     its ready line; every change of state is reported at once. What a router asks for goes to `fulfil`
-3. feed     the members list each time it is told, and answers, from a thread of its own: a frozen program never blocks
-            anybody
+3. feed     the members list each time it is told, at the start the last one, and answers, from a thread of its own: a
+            frozen program never blocks anybody
 4. end      it exited: sweep what is left of its session, wait (longer after each early death), spawn again
 5. stop     SIGTERM, a bounded time to drain, SIGKILL
 
@@ -109,6 +109,7 @@ class Supervisor:
         self._status = ProgramStatus(spec.name, spec.role, new_epoch(), node=spec.node)
         self._members: tuple[Member, ...] = ()
         self._told = 0  # how often; the same list again says that the controller lives
+        self._told_at = self._clock.now()  # the last time; before the first, since when there is nothing to tell
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._keep_running, name=f"supervise-{spec.name}", daemon=True)
@@ -127,6 +128,7 @@ class Supervisor:
         with self._lock:
             self._members = tuple(members)
             self._told += 1
+            self._told_at = self._clock.now()
             self._lock.notify_all()
 
     def drain(self) -> None:
@@ -264,8 +266,8 @@ class Supervisor:
                 self._lock.notify_all()
 
     def _feed(self, process: "subprocess.Popen[bytes]") -> None:
-        """Write answers and each members list that was told; lists that came while a write was stuck are skipped, the
-        newest is not."""
+        """Write answers and each members list that was told, with its age; lists that came while a write was stuck are
+        skipped, the newest is not."""
         assert process.stdin is not None
         sent = -1
         with _raw(process.stdin) as pipe:
@@ -287,7 +289,7 @@ class Supervisor:
                 return None
             if self._answers:
                 return AnswerLine(self._answers.popleft()), sent
-            return MembersLine(self._members), self._told
+            return MembersLine(self._members, max(0.0, self._clock.now() - self._told_at)), self._told
 
     def _change(self, **changes: object) -> None:
         with self._lock:

@@ -37,6 +37,7 @@ from router.fleet import figures_of
 from router.follow import Follow
 from router.hearing import Hearing
 from router.overview import Overview, overview
+from router.patience import Patience
 from router.placement import POLICIES, NoPair, Snapshot, Wait
 from router.prefix_index import PrefixIndex
 from router.queue import LineBounds
@@ -48,8 +49,8 @@ from router.workers import WorkerView
 class DispatcherCore:
     """All decisions of one router.
 
-    `epoch` names this router process; requests wait `unavailable_s` for a worker before they end with Unavailable,
-    those of which a client has read the beginning `timing.comeback_s`.
+    `epoch` names this router process. Where no worker could take it, a request waits `unavailable_s` for one before it
+    ends with Unavailable, and one that has begun `timing.comeback_s` (patience.py).
     `weights`: the shares of the tenants, by name, as they are whenever they are looked at.
     """
 
@@ -66,7 +67,6 @@ class DispatcherCore:
         self._settings = settings
         self._epoch = epoch
         self._rng = rng
-        self._unavailable_s, self._comeback_s = unavailable_s, timing.comeback_s
         self._resume_s = timing.resume_s / 2
         self._sessions = 0
         self._policy = POLICIES[settings.policy]()
@@ -78,7 +78,7 @@ class DispatcherCore:
         self._workers = self._books.workers
         self._endings = Endings(self._books, settings.max_attempts, rng)
         self._hearing = Hearing(self._books, self._endings)
-        self._stranded_since: float | None = None
+        self._patience = Patience(self._books, unavailable_s, timing.comeback_s)
         self._last_tick: float | None = None
 
     # ---- what others may ask
@@ -199,7 +199,8 @@ class DispatcherCore:
         for follow in list(self._books.requests.values()):
             if now >= follow.deadline:
                 self._endings.finish(follow, follow.too_late(), now)
-        self._end_stranded(now)
+        for follow in self._patience.with_nobody(now):
+            self._endings.unserved(follow, "no decode worker is ready", now)
         return self._pump(now)
 
     @contextmanager
@@ -286,12 +287,8 @@ class DispatcherCore:
         if gap <= self._workers.suspect_s / 2:
             return
         self._last_tick = now
-        self._workers.forgive(gap)
-        if self._stranded_since is not None:
-            self._stranded_since += gap
-        for follow in self._books.requests.values():
-            if follow.tries.stranded_since is not None:
-                follow.tries.stranded_since += gap
+        self._workers.forgive(gap, now)
+        self._patience.forgive(gap, now)
 
     def _introduced(self, worker: WorkerView, before: int, now: float) -> None:
         """A watch Hello came: the same worker again, or a new peer on a known address."""
@@ -318,7 +315,7 @@ class DispatcherCore:
         if worker.session.open:
             worker.session_closed()
             self._endings.effects.append(ReopenSession(worker.address))
-        self._endings.lose(worker, "worker is silent", now)
+        self._endings.lose(worker, "worker is silent", now, silent=True)
 
     def _retire(self) -> None:
         """Close the streams of workers that are no members any more and on which nothing runs."""
@@ -365,36 +362,26 @@ class DispatcherCore:
         demand = follow.demand(self._settings.local_max_tokens, may_force_local=may_force_local)
         chosen = self._policy.place(demand, self._workers.for_request(loads, follow.keys_of, reserved), self._rng)
         if isinstance(chosen, NoPair):
-            if reserved:  # the worker that fits may be the reserved one
-                return
-            self._endings.unserved(follow, f"no prefill worker fits a decode worker: {chosen.reason}", now)
+            why = f"no prefill worker fits a decode worker: {chosen.reason}"
+            self._hopeless(follow, why, reserved, now, at_once=not follow.begun)
         elif isinstance(chosen, Wait):
             self._wait(follow, chosen, reserved, now)
         else:
-            follow.tries.stranded_since = None
+            follow.tries.hopeless_since = None
             attempt = self._books.start(follow, chosen, demand, now)
             submit = follow.submit(chosen, now)
             self._endings.send(attempt.address, pb.FromRouter(submit=submit))
 
     def _wait(self, follow: Follow, wait: Wait, reserved: set[str], now: float) -> None:
         follow.record.waiting_for = wait.reason
-        if not wait.hopeless:
-            follow.tries.stranded_since = None
-            if wait.best is not None and self._books.queue.overdue(follow.entry, now):
-                reserved.add(wait.best)
-        elif not reserved:  # otherwise the worker it needs may be the reserved one
-            if follow.tries.stranded_since is None:
-                follow.tries.stranded_since = now
-            if now - follow.tries.stranded_since >= self._unavailable_s:
-                self._endings.unserved(follow, wait.reason, now)
-
-    def _end_stranded(self, now: float) -> None:
-        """With no decode worker at all, nobody waits for one for ever."""
-        if self._workers.ready("decode", now):
-            self._stranded_since = None
+        if wait.hopeless:
+            self._hopeless(follow, wait.reason, reserved, now)
             return
-        self._stranded_since = self._stranded_since if self._stranded_since is not None else now
-        for follow in [self._books.requests[request_id] for request_id in self._books.queue.ids()]:
-            patience = self._comeback_s if follow.emitted_any else self._unavailable_s
-            if now - self._stranded_since >= patience:
-                self._endings.unserved(follow, "no decode worker is ready", now)
+        follow.tries.hopeless_since = None
+        if wait.best is not None and self._books.queue.overdue(follow.entry, now):
+            reserved.add(wait.best)
+
+    def _hopeless(self, follow: Follow, why: str, reserved: set[str], now: float, *, at_once: bool = False) -> None:
+        """Nobody who is ready could ever take it, as far as is seen: the worker it needs may be a reserved one."""
+        if not reserved and (at_once or self._patience.hopeless(follow, now)):
+            self._endings.unserved(follow, why, now)

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 
 from cluster.core.errors import (
+    BrokenOff,
     DeadlineExceeded,
     HeadraceError,
     InvalidRequest,
@@ -75,8 +76,8 @@ class Endings:
                 worker.health.failed(now)
 
     def unserved(self, follow: Follow, why: str, now: float) -> None:
-        """Nobody can go on with it. What was streamed stays right, but incomplete (I4)."""
-        self.finish(follow, RequestFailed(why) if follow.emitted_any else Unavailable(why), now)
+        """Nobody can go on with it. What was streamed, if it was, stays right but incomplete (I4)."""
+        self.finish(follow, BrokenOff(why) if follow.begun else Unavailable(why), now)
 
     def settle(self, attempt: Attempt) -> None:
         """The worker may forget this attempt's token log."""
@@ -87,21 +88,30 @@ class Endings:
         for event in follow.exhausted():
             self.effects.append(Deliver(follow.request.request_id, event))
         tries = follow.tries
-        returning = tries.failures + tries.lost + tries.preemptions + tries.handed_over > 0
+        returning = tries.failures + tries.lost + tries.silenced + tries.preemptions + tries.handed_over > 0
+        tries.waiting_since = now
         not_before = now + delay_s * self._rng.uniform(0.75, 1.25)
         self._books.queue.put_back(follow.entry, now, returning=returning, not_before=not_before)
         if follow.complete:
             self.finish(follow, None, now)
 
-    def failed(self, follow: Follow, attempt: Attempt, why: str, now: float, *, blamed: bool = True) -> None:
+    def failed(
+        self, follow: Follow, attempt: Attempt, why: str, now: float, *, blamed: bool = True, silent: bool = False
+    ) -> None:
         """A released request whose attempt failed: another one, on another worker if there is one, or the end.
 
-        Not `blamed`: a connection was lost, the worker may be well; such an attempt is none of max_attempts.
+        Not `blamed`: a connection was lost, the worker may be well; such an attempt is none of max_attempts. Nor is one
+        that was lost because its worker fell `silent`, as a machine does that is frozen for a while, if the request got
+        on since it last failed: it is no reason why the next worker should. One that ends its worker's process, or has
+        nothing to show for it, is bounded (I8).
         """
         self.counters["attempts_failed"] += 1
         tries = follow.tries
-        tries.failures += blamed
+        excused = silent and follow.got > tries.got_at_loss
+        tries.got_at_loss = follow.got
+        tries.failures += blamed and not excused
         tries.lost += not blamed
+        tries.silenced += excused
         tries.avoid.add(attempt.epoch)
         follow.entry.blocked_since = None
         # Lost for the first time: at once. Who loses it again and again is not asked in a hot loop.
@@ -115,7 +125,7 @@ class Endings:
             else:
                 self.unserved(follow, text, now)
 
-    def lose(self, worker: WorkerView, why: str, now: float, *, blamed: bool = True) -> None:
+    def lose(self, worker: WorkerView, why: str, now: float, *, blamed: bool = True, silent: bool = False) -> None:
         """Every attempt on this decode worker is lost. Should it come back as the same peer, its hello cancels them.
 
         A session that is open already was greeted with a hello that may have named them: there they are cancelled.
@@ -126,7 +136,7 @@ class Endings:
         for follow in lost:
             attempt = self._books.release(follow, f"lost: {why}", now)
             self.send(worker.address, pb.FromRouter(cancel=pb.CancelAttempt(attempt=attempt.id)))
-            self.failed(follow, attempt, why, now, blamed=blamed)
+            self.failed(follow, attempt, why, now, blamed=blamed, silent=silent)
 
 
 def backoff_s(times: int) -> float:

@@ -64,11 +64,16 @@ class Attempt:
 
 @dataclass(slots=True)
 class Tries:
-    """What a request has been through. `failures` alone counts against max_attempts."""
+    """What a request has been through. `failures` alone counts against max_attempts.
+
+    `got_at_loss`: what it had been given (Follow.got) when an attempt of it last failed.
+    """
 
     number: int = 0
     failures: int = 0
     lost: int = 0  # with a connection, nobody's fault
+    silenced: int = 0  # with a worker that fell silent, after it had got on
+    got_at_loss: int = 0
     preemptions: int = 0
     handed_over: int = 0  # by workers that left in order
     no_prefill: int = 0
@@ -76,7 +81,8 @@ class Tries:
     could_not_run: list[int] = field(default_factory=list)  # epochs; theirs was the fault if another one can
     stuck_at: list[int] = field(default_factory=list)  # tokens of each sample when the last of these gave up
     fingerprint: bytes | None = None  # of the weights that wrote the first delivered token
-    stranded_since: float | None = None
+    waiting_since: float = 0.0  # it came to the line, or back to it
+    hopeless_since: float | None = None  # nobody who is ready could ever take it
 
 
 class ProtocolBreach(Exception):
@@ -96,7 +102,7 @@ class Follow:
         self.samples = [Sample() for _ in range(request.n)]
         self.next_scored = 1  # the prompt's next token whose log-probability is wanted, if any are
         self.attempt: Attempt | None = None
-        self.tries = Tries()
+        self.tries = Tries(waiting_since=now)
         self._chains: dict[tuple[bytes, int], KeyChain] = {}
 
     @property
@@ -108,10 +114,6 @@ class Follow:
         return all(each.finished or len(each.emitted) > at for each, at in zip(self.samples, tokens, strict=True))
 
     @property
-    def emitted_any(self) -> bool:
-        return any(sample.emitted for sample in self.samples)
-
-    @property
     def scored(self) -> bool:
         """No log-probabilities of the prompt's tokens are wanted, or not any more."""
         return self.request.prompt_logprobs is None or self.next_scored >= len(self.request.prompt)
@@ -119,12 +121,17 @@ class Follow:
     @property
     def begun(self) -> bool:
         """Whether anything was delivered that other weights would contradict."""
-        return self.emitted_any or self.next_scored > 1
+        return any(sample.emitted for sample in self.samples) or self.next_scored > 1
 
     @property
     def written(self) -> int:
         """Tokens delivered so far, of all samples."""
         return sum(len(sample.emitted) for sample in self.samples)
+
+    @property
+    def got(self) -> int:
+        """How far it is: tokens delivered, of samples and of the prompt's log-probabilities. It never shrinks."""
+        return self.written + self.next_scored - 1
 
     @property
     def complete(self) -> bool:

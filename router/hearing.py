@@ -192,7 +192,7 @@ class Hearing:
             return
         if message.permanent:
             text = f"the request can never be served: {message.reason}"
-            self._endings.finish(follow, RequestFailed(text) if follow.emitted_any else InvalidRequest(text), now)
+            self._endings.finish(follow, RequestFailed(text) if follow.begun else InvalidRequest(text), now)
             return
         error = self._books.queue.hopeless(follow.request, now) if now - follow.arrived <= AT_ONCE_S else None
         if error is not None:

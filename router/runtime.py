@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from cluster.core.clock import Clock
-from cluster.core.errors import HeadraceError, IntegrityError, RequestFailed
+from cluster.core.errors import BrokenOff, HeadraceError, IntegrityError, RequestFailed
 from cluster.credentials import Credentials
 from cluster.scores import Scores
 from cluster.stubs.session_pb2 import FromDecode
@@ -291,7 +291,7 @@ class RouterRuntime:
         task.add_done_callback(self._closing.discard)
 
     async def _close(self) -> None:
-        error = RequestFailed("the router is shutting down")
+        error = BrokenOff("the router is shutting down")
         for running in self._running.values():
             running.finish(error)  # even if the core cannot be asked any more
         for request_id in list(self._running):

@@ -8,8 +8,9 @@ One `WorkerView` per address, fed by two streams:
 3. *Cache.* What it has cached is in the prefix index, under a number of its own that it gets with every Hello.
 4. *Starting / ready / draining.* As the worker's own Status says, twice a second. A decode worker also needs its
    session.
-5. *Suspect.* Its watch is silent for longer than `suspect_s`: no new work, but what runs goes on while its session
-   talks. When that has been silent for as long, the worker is lost, which the dispatcher acts upon.
+5. *Suspect.* Its watch is silent for longer than `suspect_s`, or than it usually is (rhythm.py): no new work, but what
+   runs goes on while its session talks. When that has been silent for as long, the worker is lost, which the
+   dispatcher acts upon.
 6. *Gone.* A stream closed: back to connecting until it is up again.
 
 What this router sent and the worker's Status may not show yet is kept as bookings: one per attempt and worker, owned by
@@ -31,6 +32,7 @@ from router.loads import Report, lend, queue_now
 from router.placement import Shape, Snapshot, WorkerLoad, describe_mismatch, pairable
 from router.prefix_index import PrefixIndex
 from router.requests import Limits
+from router.rhythm import Rhythm
 
 BOTH_GONE_S = 1.0  # a worker whose session and watch have both broken is lost after this
 
@@ -80,6 +82,7 @@ class WorkerView:
         self.lost = False  # it said so itself; true until a new epoch
         self.watch = WatchState()
         self.session = SessionState()
+        self.rhythm = Rhythm()
         self.health = Health()
         self.bookings: dict[str, Booking] = {}
 
@@ -123,6 +126,7 @@ class WorkerView:
         """Another process answers here now: nothing that its predecessor did counts any more."""
         self.lost = False
         self.health = Health()
+        self.rhythm = Rhythm()
 
     def watch_closed(self) -> None:
         self.watch.open = False
@@ -147,6 +151,7 @@ class WorkerView:
 
     def _on_status(self, status: Status, now: float) -> None:
         self.report = Report(status, now)
+        self.rhythm.beat(now)
         self.free_blocks = status.free_blocks
         for booking in self.bookings.values():
             booking.reported = booking.reported or booking.acknowledged
@@ -189,7 +194,7 @@ class WorkerView:
             return "lost"
         if self.role == "decode" and not self.session_ready():
             return "connecting"
-        if now - self.watch.last_seen > suspect_s:
+        if now - self.watch.last_seen > self.rhythm.patience_s(suspect_s):
             return "suspect"
         if self.status is None or not self.status.ready:
             return "starting"
@@ -307,11 +312,12 @@ class Workers:
     def silent(self, now: float) -> list[WorkerView]:
         """Workers that look connected, but were silent on every stream for so long that they count as lost."""
         connected = (w for w in self.by_address.values() if w.watch.open or w.session.open)
-        return [w for w in connected if now - w.last_seen() > self.suspect_s]
+        return [w for w in connected if now - w.last_seen() > w.rhythm.patience_s(self.suspect_s)]
 
-    def forgive(self, gap_s: float) -> None:
-        """This process itself slept for `gap_s`: nobody can be blamed for silence in that time."""
+    def forgive(self, gap_s: float, now: float) -> None:
+        """This process itself slept for `gap_s` until now: nobody can be blamed for silence in that time."""
         for worker in self.by_address.values():
+            worker.rhythm.forgive(gap_s, now)
             worker.watch.last_seen += gap_s
             worker.session.last_seen += gap_s
             if worker.session.broken_at is not None:

@@ -16,6 +16,9 @@ from cluster.core.settings import Port, Positive, PositiveSeconds, Settings
 
 KvDtype = Literal["auto", "float32", "bfloat16", "int8"]
 
+BEATS_MISSED = 2
+"""A worker is not suspect before so many of its beats may have failed to come."""
+
 
 class TracerSettings(Settings):
     """Shape and pace of the weightless tracer model (used when `model: tracer`)."""
@@ -126,6 +129,10 @@ class RouterSettings(Settings):
         description="requests that lost their worker or place and are computed again at a time, before new ones",
     )
     max_attempts: Positive = Field(4, description="so many tries that workers fail, and the request fails")
+    sse_keep_alive_s: Annotated[float, Field(ge=0)] = Field(
+        15.0,
+        description="a stream of events gets a comment line after so long a silence, before a proxy cuts it; 0: none",
+    )
     tool_format: Literal["hermes", "llama3_json"] | None = Field(
         None, description="how the model writes tool calls; by default its chat template shows it"
     )
@@ -189,14 +196,16 @@ class TimingSettings(Settings):
         0.005, description="a worker sends a router one message of tokens so often"
     )
     suspect_s: PositiveSeconds = Field(
-        3.0, description="a worker silent so long gets no new work; on every stream: its work goes elsewhere"
+        3.0,
+        description="a worker silent so long gets no new work; on every stream: its work goes elsewhere. One that is "
+        "seen to beat slowly: six of its intervals, at most three times this. At least 2 x heartbeat_s",
     )
     resume_s: PositiveSeconds = Field(
         5.0,
         description="a broken session may come back so long; then its attempts are cancelled. Routers wait half of it",
     )
     comeback_s: PositiveSeconds = Field(
-        60.0, description="with no decode worker left, streams that have begun wait so long for one to come back"
+        60.0, description="with no decode worker left that could go on with it, a stream that has begun waits so long"
     )
     drain_s: PositiveSeconds = Field(
         30.0, description="what runs on a program that was told to stop may go on so long; then it is handed over"

@@ -10,6 +10,7 @@ HeadraceError
 |- Unavailable             503: no worker can serve this now
 |- DeadlineExceeded        504
 |- RequestFailed           500: accepted, but could not be finished
+|  `- BrokenOff            nobody can go on with it; to a client that has nothing of it yet that is Unavailable
 |- ConfigError             the operator's fault: the message names the key
 |- ModelError              a model that cannot be found, converted or served
 |- GrammarError            a grammar that is none, is too large, or cannot go on
@@ -89,6 +90,10 @@ class RequestFailed(HeadraceError):
     """An accepted request that could not be finished. What was streamed so far is right but incomplete."""
 
     status = 500
+
+
+class BrokenOff(RequestFailed):
+    """It has begun, and nobody can go on with it. The front door knows whether its client has anything of it."""
 
 
 class ConfigError(HeadraceError):

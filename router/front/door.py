@@ -16,7 +16,7 @@ from typing import Self
 
 from cluster.core.clock import Clock
 from cluster.core.config import RouterSettings
-from cluster.core.errors import DeadlineExceeded, RequestFailed, Unavailable
+from cluster.core.errors import BrokenOff, DeadlineExceeded, RequestFailed, Unavailable
 from cluster.core.ids import new_request_id
 from cluster.scores import Scores
 from cluster.usage import Who
@@ -322,6 +322,18 @@ class FrontDoor:
             case ChatPrompt():
                 size, encode = prompt.characters, partial(self.text.chat_ids, prompt, most, param)
         return encode() if size <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
+
+
+@asynccontextmanager
+async def or_unavailable(begun: Callable[[], bool]) -> AsyncIterator[None]:
+    """Around the reading of an answer. Raises Unavailable where it breaks off and its client has nothing of it yet:
+    it may ask again. `begun`: whether it has."""
+    try:
+        yield
+    except BrokenOff as error:
+        if begun():
+            raise
+        raise Unavailable(str(error)) from error
 
 
 @asynccontextmanager

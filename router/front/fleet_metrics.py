@@ -1,6 +1,7 @@
 """What this router, its workers and their pairs tell, as Prometheus families (docs/metrics.md lists them).
 
-Nothing is kept here: families are made of the dispatcher's figures whenever somebody asks. Every router tells of all
+Nothing is kept here but the words that labels have: families are made of the dispatcher's figures whenever somebody
+asks. Every router tells of all
 workers, so a query over several routers takes the `max by (pool, worker)` of a worker's series before it adds them up.
 Labels are bounded: pools, states, our own words for ends and events; workers that exist, and pairs of them.
 """
@@ -78,8 +79,8 @@ def _local(worker: WorkerFigures) -> Values:
 def _events(worker: WorkerFigures) -> Values:
     if worker.status is None:
         return {}
-    counters = dict.fromkeys(DIFFERS, 0) | dict(worker.status.counters)
-    return _bounded({name: n for name, n in counters.items() if name not in _OWN and not name.startswith(_LOCAL)})
+    counters = dict.fromkeys(DIFFERS, 0) | dict(sorted(worker.status.counters.items()))
+    return {(name,): n for name, n in counters.items() if name not in _OWN and not name.startswith(_LOCAL)}
 
 
 def _state(worker: WorkerFigures) -> Values:
@@ -87,7 +88,7 @@ def _state(worker: WorkerFigures) -> Values:
 
 
 def _in_use(worker: WorkerFigures) -> Values:
-    return {} if worker.status is None else _bounded(worker.status.gauges)
+    return {} if worker.status is None else {(name,): n for name, n in sorted(worker.status.gauges.items())}
 
 
 def _pair(read: Callable[[Pair], float]) -> Callable[[PairOf], Values]:
@@ -137,18 +138,37 @@ def _states(figures: Figures) -> Values:
 
 def _by_word(counters: Mapping[str, int], prefix: str, words: Iterable[str]) -> Values:
     """Counters of one kind. What has not happened yet is 0, so that its first time is seen as a change."""
-    counted = {n.removeprefix(prefix): c for n, c in counters.items() if n.startswith(prefix)}
-    return _bounded(dict.fromkeys(words, 0) | counted)
+    counted = {n.removeprefix(prefix): c for n, c in sorted(counters.items()) if n.startswith(prefix)}
+    return {(word,): count for word, count in (dict.fromkeys(words, 0) | counted).items()}
 
 
-def _bounded(counted: Mapping[str, int]) -> Values:
-    """By word. Workers say words that this router may not know; of too many, or too long ones, all are `other`."""
-    values: dict[tuple[str, ...], float] = {}
-    for word, count in counted.items():
-        fits = len(values) < _MOST_WORDS and len(word) <= _LONGEST_WORD
-        label = word if fits else _OTHER
-        values[label,] = values.get((label,), 0) + count
-    return values
+class _Words:
+    """The words that the one label of each family has had, of each worker or pair.
+
+    Workers say words that this router may not know: of too many, or too long ones, all are `other`. Who is in stays in,
+    whatever comes later and in whatever order, or a counter would vanish, or fall, which looks like a restart.
+    """
+
+    def __init__(self) -> None:
+        self._let_in: dict[tuple[str, ...], set[str]] = {}
+        self._asked: set[tuple[str, ...]] = set()
+
+    def bounded(self, series: tuple[str, ...], values: Values) -> Values:
+        """Of so many words, in the order in which they are let in. `series`: the family, and its other labels."""
+        self._asked.add(series)
+        let_in = self._let_in.setdefault(series, set())
+        kept: dict[tuple[str, ...], float] = {}
+        for (word,), value in values.items():
+            if word not in let_in and len(let_in) < _MOST_WORDS and len(word) <= _LONGEST_WORD:
+                let_in.add(word)
+            label = word if word in let_in else _OTHER
+            kept[label,] = kept.get((label,), 0) + value
+        return kept
+
+    def forget_the_gone(self) -> None:
+        """Of workers and pairs that were not asked for since the last time, none is remembered."""
+        self._let_in = {series: words for series, words in self._let_in.items() if series in self._asked}
+        self._asked.clear()
 
 
 ROUTER: tuple[Family[Figures], ...] = (
@@ -206,33 +226,38 @@ class FleetCollector:
     def __init__(self, figures: Callable[[], Figures], permits: Permits) -> None:
         self._figures = figures
         self._permits = permits
+        self._words = _Words()
 
     def describe(self) -> Iterable[Metric]:
         """Every family, without values."""
-        return self._families(Figures())
+        return self._families(Figures(), _Words())
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._families(self._figures())
+        yield from self._families(self._figures(), self._words)
 
-    def _families(self, figures: Figures) -> Iterator[Metric]:
-        yield from _metrics(ROUTER, (), [((), figures)])
+    def _families(self, figures: Figures, words: _Words) -> Iterator[Metric]:
+        yield from _metrics(ROUTER, (), [((), figures)], words)
         yield from _permits(self._permits)
         named = [((w.pool, w.worker), w) for w in figures.workers]
-        yield from _metrics(WORKER, ("pool", "worker"), named)
+        yield from _metrics(WORKER, ("pool", "worker"), named, words)
         yield _steps(figures.workers)
         pairs = [((pair.prefill, w.worker), (w, pair)) for w in figures.workers for pair in w.pairs]
-        yield from _metrics(PAIR, ("prefill", "decode"), pairs)
+        yield from _metrics(PAIR, ("prefill", "decode"), pairs, words)
+        words.forget_the_gone()
 
 
 def _metrics(
-    families: Iterable[Family[T]], labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], T]]
+    families: Iterable[Family[T]], labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], T]], words: _Words
 ) -> Iterator[Metric]:
     rows = list(rows)
     for family in families:
         make = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
         metric = make(f"headrace_{family.name}", family.help, labels=[*labels, *family.labels])
         for named, row in rows:
-            for added, value in family.read(row).items():
+            values = family.read(row)
+            if len(family.labels) == 1:
+                values = words.bounded((family.name, *named), values)
+            for added, value in values.items():
                 metric.add_metric([*named, *added], value)
         yield metric
 

@@ -31,7 +31,7 @@ from cluster.rpc import Metadata, authorization_of
 from cluster.stubs import inference_pb2 as pb
 from cluster.stubs.inference_pb2_grpc import InferenceServicer
 from router.front.ask import Ask, Prompt, Spelling, TextPrompt, TokenPrompt
-from router.front.door import FrontDoor, Generation, until_deadline
+from router.front.door import FrontDoor, Generation, or_unavailable, until_deadline
 from router.front.errors_http import log_failure, retry_after_s
 from router.front.grammar_fields import choice_grammar
 from router.front.messages import ROLES, ChatPrompt, ChatTurn
@@ -60,6 +60,7 @@ class Trailer:
     public_id: str
     trace: Trace | None = None
     span: CallSpan | None = None
+    prompt_told: bool = False  # some of its log-probabilities
 
     @property
     def shown(self) -> str:
@@ -124,10 +125,12 @@ class InferenceService(InferenceServicer):
         request = await front.prepare(ask, call, public_id=told.public_id, tenant=tenant, deadline_s=left)
         try:
             async with until_deadline(request), front.permitted(tenant, [request], call):
-                async with front.open(request, call, ask) as generation:
+                begun = or_unavailable(lambda: told.prompt_told or call.receipt.begun)
+                async with begun, front.open(request, call, ask) as generation:
                     told.trace = generation.trace
                     async for delta in generation:
                         if isinstance(delta, PromptPart):
+                            told.prompt_told = True
                             await context.write(_prompt_part(delta, ask.prompt_logprobs or 0, generation.tokenizer))
                             continue
                         await _hand_over(delta, generation.tokenizer, context, call.receipt)

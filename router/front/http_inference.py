@@ -1,11 +1,14 @@
 """One OpenAI inference request over HTTP, as a plain ASGI endpoint: we decide when headers go out and how it ends.
 
 1. Read and parse the body; admit the request. Any error so far is a proper HTTP status.
-2. Headers go out with the first token (I4; FAULTS F04), so an attempt that fails before it is still a 5xx.
+2. Headers go out with the first token (I4; FAULTS F04), so an attempt that fails before it is still a 5xx. A stream
+   that has nothing to say for `router.sse_keep_alive_s`, in the queue as well, says so by a comment: they go with that.
 3. What was handed over is counted (usage.py); where routers share a book, it is there before the last byte goes.
 4. A failure after that is an error event, no `[DONE]`, and the connection is closed in mid-body: no client can take
    the answer for a whole one.
 5. A client that leaves at any moment cancels the work (FAULTS R13). Exactly one outcome is counted (metrics.py).
+
+One that breaks off while its client has nothing of it yet, as no whole answer's has, is a 503: it can be asked again.
 
 A stream's headers go out before most timings are known. With `x-headrace-trace: 1` in the request they come as SSE
 comments before `[DONE]`, which clients ignore.
@@ -27,9 +30,10 @@ from router.front import sse
 from router.front.auth import tenant_of
 from router.front.batch import Answer, Part, open_all, prepare_all
 from router.front.bodies import ChatBody, CompletionBody, InferenceBody
-from router.front.door import FrontDoor, until_deadline
+from router.front.door import FrontDoor, or_unavailable, until_deadline
 from router.front.errors_http import error_body, error_headers, error_object, log_failure, status_of
 from router.front.http_body import WhileConnected, read_json
+from router.front.keep_alive import KeepAlive
 from router.front.metrics import Call, ClientGone
 from router.front.openai_shapes import AnswerHead, ChatShape, CompletionShape, Json, WholeSample
 from router.front.prompt_scores import PromptPart
@@ -40,6 +44,7 @@ from router.tenants import Tenant
 
 log = logging.getLogger("headrace.router.front")
 
+_STILL_HERE = sse.comment("keep-alive")
 _PATIENCE_S = 1.0  # with a client that does not read, once its request has failed
 _PUBLIC_ID = re.compile(rb"[!-~]{1,128}")
 
@@ -121,11 +126,12 @@ class InferenceEndpoint:
 
     async def _answer(self, body: InferenceBody, parts: Sequence[Part], reply: Reply, call: Call) -> None:
         shape = self._shape(body, parts)
-        async with open_all(self._front, parts, call) as answer:
+        every_s, receipt = self._front.settings.sse_keep_alive_s, call.receipt
+        async with or_unavailable(lambda: receipt.begun), open_all(self._front, parts, call) as answer:
             if body.stream:
-                await _stream(answer, shape, reply, call.receipt)
+                await _stream(answer, shape, reply, receipt, every_s)
             else:
-                samples = await _gather(answer, shape, sum(part.request.n for part in parts), call.receipt)
+                samples = await _gather(answer, shape, sum(part.request.n for part in parts), receipt)
         # Only now, with the context left, are usage and trace complete.
         if body.stream:
             ending = sse.event(shape.usage_chunk(answer.usage)) if body.include_usage else b""
@@ -190,17 +196,28 @@ async def telling(reply: Reply, public_id: str) -> AsyncIterator[None]:
         await _tell(reply, error)
 
 
-async def _stream(answer: Answer, shape: Shape, reply: Reply, receipt: Receipt) -> None:
-    async for delta in answer:
-        if isinstance(delta, PromptPart):
-            shape.prompt(delta)
-            continue
+async def _stream(answer: Answer, shape: Shape, reply: Reply, receipt: Receipt, keep_alive_s: float) -> None:
+    async def start() -> None:
         if not reply.started:
             await reply.start(200, {**sse.HEADERS, **trace_headers(answer.trace)})
-        receipt.hold(delta)
-        if events := b"".join(sse.event(chunk) for chunk in shape.chunks(delta)):
-            await reply.write(events, more=True)
-            receipt.handed(delta.index)
+
+    async def comment() -> None:
+        await start()
+        await reply.write(_STILL_HERE, more=True)
+
+    async with KeepAlive(comment, keep_alive_s) as alive:
+        async for delta in answer:
+            if isinstance(delta, PromptPart):
+                shape.prompt(delta)
+                continue
+            if alive.saying is not None:
+                await alive.saying
+            await start()
+            receipt.hold(delta)
+            if events := b"".join(sse.event(chunk) for chunk in shape.chunks(delta)):
+                await reply.write(events, more=True)
+                receipt.handed(delta.index)
+                alive.wrote()
 
 
 async def _gather(answer: Answer, shape: Shape, choices: int, receipt: Receipt) -> list[WholeSample]:

@@ -1,7 +1,8 @@
 """uvicorn's HTTP protocol on httptools, with the bounds on connections and heads that it does not have itself.
 
 Who offers another protocol (`Upgrade: h2c`, as Java's own client does with every request) goes on in this one, as HTTP
-allows; httptools would take the body of such a request for bytes of that other protocol.
+allows; httptools would take the body of such a request for bytes of that other protocol. So such an offer is given to
+it under another name, wherever in a read, or across two, it is: the parser itself says whether it is in a head there.
 A head ends within MAX_HEAD_BYTES and HEAD_S, or its connection does; beyond `max_connections` who comes is told 503 and
 hung up on. Bodies are bounded where they are read (http_body.py), answers where they are written (door.py), connections
 without a request by uvicorn's keep-alive.
@@ -18,7 +19,9 @@ from router.front.errors_http import error_body
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_S = 20.0
-_OFFER = re.compile(rb"(?<=\n)upgrade(?=[ \t]*:)", re.IGNORECASE)
+_OFFER = re.compile(rb"\nupgrade:", re.IGNORECASE)  # nothing may stand before the colon
+_LONGEST = len(b"\nupgrade")
+_RENAMED = b"-offered"  # what is added to the name: then it means nothing
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -27,6 +30,7 @@ class BoundedHttp(HttpToolsProtocol):
     max_connections: ClassVar[int] = 10_000
     _in_head = True
     _head_bytes = 0
+    _before = b""  # as much of the last reads as an offer may have begun in
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -44,15 +48,27 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
-            data = _without_offers(data)
         if self.parser is None or self.transport.is_closing():  # one that was turned away
             return
-        super().data_received(data)
+        self._feed(data)
         if not self._in_head or self._head_bytes == 0:
             return
         self._wait_for_head()
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("The head of the request is too large.")
+
+    def _feed(self, data: bytes) -> None:
+        """Read by read as it comes, but in pieces where something looks like an offer: it is one in a head only."""
+        fed = 0
+        for colon in _offers(self._before, data):
+            super().data_received(data[fed:colon])
+            fed = colon
+            if self.transport.is_closing():
+                return
+            if self._in_head:
+                super().data_received(_RENAMED)
+        self._before = (self._before + data[-_LONGEST:])[-_LONGEST:]
+        super().data_received(data[fed:] if fed else data)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -81,13 +97,10 @@ class BoundedHttp(HttpToolsProtocol):
             self._wait_for_head()
 
 
-def _without_offers(data: bytes) -> bytes:
-    """The bytes of a head, and perhaps of what follows; other protocols are offered under a name that means nothing."""
-    end = data.find(b"\r\n\r\n")
-    end = len(data) if end < 0 else end
-    if _OFFER.search(data, 0, end) is None:  # nearly all of them, bodies and all
-        return data
-    return _OFFER.sub(b"x-upgrade", data[:end]) + data[end:]
+def _offers(before: bytes, data: bytes) -> list[int]:
+    """Where in `data`, which came after `before`, there is the colon after the name of a header with an offer."""
+    across = (each.end() - 1 - len(before) for each in _OFFER.finditer(before + data[:_LONGEST]))
+    return sorted({at for at in across if at >= 0} | {each.end() - 1 for each in _OFFER.finditer(data)})
 
 
 def bounded(max_connections: int) -> type[BoundedHttp]:

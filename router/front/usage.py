@@ -63,6 +63,11 @@ class Receipt:
         self._rest = NOTHING
         self._counting: set[asyncio.Task[None]] = set()
 
+    @property
+    def begun(self) -> bool:
+        """Whether anything was handed over."""
+        return self._begun
+
     def opened(self, first: int, samples: int, *, tokens: int, characters: Characters, trace: Trace) -> None:
         """A prompt of so many tokens and characters was admitted, which samples `first` on answer."""
         self._opened.append(_Opened(first, samples, tokens, characters, trace))

@@ -5,14 +5,14 @@ import contextlib
 import io
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import uvicorn
 
 from cluster.logs import setup_logging
 from router.front import http_protocol
-from router.front.http_protocol import MAX_HEAD_BYTES, bounded
+from router.front.http_protocol import MAX_HEAD_BYTES, BoundedHttp, bounded
 from router.web import WebServer, listen
 
 WITHIN_S = 10.0
@@ -53,10 +53,15 @@ class Website:
 
 
 @contextlib.asynccontextmanager
-async def website(max_connections: int = 100) -> AsyncIterator[Website]:
+async def website(max_connections: int = 100, protocol: type[asyncio.Protocol] | None = None) -> AsyncIterator[Website]:
     site = Website()
     config = uvicorn.Config(
-        site.app, port=0, log_level="error", lifespan="off", interface="asgi3", http=bounded(max_connections)
+        site.app,
+        port=0,
+        log_level="error",
+        lifespan="off",
+        interface="asgi3",
+        http=protocol or bounded(max_connections),
     )
     config.load()
     server = uvicorn.Server(config)
@@ -150,6 +155,75 @@ async def test_who_offers_another_protocol_is_answered_in_this_one(cut: int) -> 
             await one.says(OFFER[:cut])
             await one.says(OFFER[cut:])
             assert (await one.hears(b"upgrade: ")).endswith(b"content-length: 11\r\n\r\n\r\nupgrade: ")
+
+
+ANSWER = b"content-length: 11\r\n\r\n\r\nupgrade: "
+HEAD = OFFER.index(b"\r\n\r\n") + 4
+
+
+class Told(BoundedHttp):
+    """Tells what each read brought, once it is taken."""
+
+    reads: ClassVar[asyncio.Queue[bytes]]
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.reads.put_nowait(data)
+
+
+@contextlib.asynccontextmanager
+async def told() -> AsyncIterator[Line]:
+    """A line whose reads are told."""
+    Told.reads = asyncio.Queue()
+    async with website(protocol=Told) as site, line(site) as one:
+        yield one
+
+
+async def in_reads(one: Line, *parts: bytes) -> None:
+    """Says these parts, each of which comes in a read of its own."""
+    for part in filter(None, parts):
+        await one.says(part)
+        assert await asyncio.wait_for(Told.reads.get(), WITHIN_S) == part
+
+
+@pytest.mark.parametrize("name", [b"Upgrade", b"upgrade", b"UPGRADE"])
+async def test_wherever_a_read_ends_an_offer_is_seen(name: bytes) -> None:
+    offer = OFFER.replace(b"Upgrade:", name + b":", 1)
+    async with told() as one:
+        for cut in range(1, HEAD + 1):
+            await in_reads(one, offer[:cut], offer[cut:])
+            assert (await one.hears(b"upgrade: ")).endswith(ANSWER), cut
+
+
+async def test_so_is_one_in_a_head_that_comes_with_the_end_of_the_body_before_it() -> None:
+    async with told() as one:
+        for cut in range(0, HEAD + 1):
+            await in_reads(one, OFFER[:-3], OFFER[-3:] + OFFER[:cut], OFFER[cut:])
+            for _ in range(2):
+                assert (await one.hears(b"upgrade: ")).endswith(ANSWER), cut
+
+
+async def test_and_one_that_comes_byte_by_byte_or_with_many_others() -> None:
+    async with told() as one:
+        await in_reads(one, *(OFFER[at : at + 1] for at in range(len(OFFER))))
+        assert (await one.hears(b"upgrade: ")).endswith(ANSWER)
+        await in_reads(one, 5 * OFFER)
+        for _ in range(5):
+            assert (await one.hears(b"upgrade: ")).endswith(ANSWER)
+
+
+async def test_a_body_is_not_touched_wherever_a_read_ends() -> None:
+    """It may look like an offer, in chunks as well; and a header may begin like one and be another."""
+    head = b"POST /echo HTTP/1.1\r\nhost: x\r\nUpgrade-Insecure-Requests: 1\r\n"
+    body = b"a\r\nUpgrade: h2c\r\n\r\nupgrade:x"
+    plain = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    chunked = head + b"transfer-encoding: chunked\r\n\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n"
+    async with told() as one:
+        for said in (plain, chunked):
+            for cut in range(1, len(said)):
+                await in_reads(one, said[:cut], said[cut:])
+                answer = await one.hears(b"upgrade:x")
+                assert answer.endswith(b"content-length: %d\r\n\r\n" % len(body) + body), cut
 
 
 async def test_who_comes_when_all_places_are_taken_is_told_and_the_others_are_served() -> None:

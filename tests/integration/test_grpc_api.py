@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from cluster.core.config import RouterSettings
-from cluster.core.errors import DeadlineExceeded, Overloaded, RequestFailed, Unavailable
+from cluster.core.errors import BrokenOff, DeadlineExceeded, Overloaded, RequestFailed, Unavailable
 from cluster.stubs import inference_pb2 as pb
 from cluster.stubs.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
 from router.front.door import FrontDoor
@@ -237,6 +237,19 @@ async def test_without_a_client_s_deadline_the_configured_one_holds() -> None:
         async for _message in stub.Generate(HELLO):
             pass
     assert 49 < dispatcher.requests[0].deadline_s <= 50
+
+
+@pytest.mark.parametrize(("tokens", "code"), [(0, grpc.StatusCode.UNAVAILABLE), (1, grpc.StatusCode.INTERNAL)])
+async def test_what_breaks_off_before_its_client_has_anything_can_be_asked_for_again(
+    tokens: int, code: grpc.StatusCode
+) -> None:
+    dispatcher = FakeDispatcher(lambda _: [*[TokenEvent(0, (65,))] * tokens, BrokenOff("nobody is ready")])
+    async with serve(dispatcher) as (stub, _):
+        with pytest.raises(grpc.aio.AioRpcError, match="nobody is ready") as caught:
+            await receive(stub, HELLO)
+    assert caught.value.code() == code
+    told = dict(cast("list[tuple[str, str]]", caught.value.trailing_metadata()))
+    assert ("retry-after" in told) == (not tokens)
 
 
 async def test_the_trailer_says_what_happened() -> None:

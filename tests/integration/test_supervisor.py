@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from cluster.config import dump_config, environment, load_config
+from cluster.core.clock import ManualClock
 from cluster.core.config import ClusterConfig
 from cluster.local import LocalCluster
 from cluster.pipe import Drain, Member, MembersLine, Role, Scale, Wish, encode, role_of
@@ -104,12 +105,28 @@ def test_the_same_list_is_passed_on_each_time_it_is_told(tmp_path: Path) -> None
     fifo = str(tmp_path / "decode-0")
     copy = f"import sys; out = open({fifo!r}, 'wb', 0)\nfor line in sys.stdin.buffer: out.write(line)"
     spec = ProgramSpec("decode-0", "decode", (sys.executable, "-c", copy), environment({}), tmp_path / "log")
-    supervisor = Supervisor(spec, lambda _: None)
+    supervisor = Supervisor(spec, lambda _: None, ManualClock())
     supervisor.start()
     with hearing:
         for _ in range(2):
             supervisor.set_members([PEER])
             hearing.until_line(encode(MembersLine((PEER,))).decode())
+        supervisor.stop(PATIENCE_S)
+
+
+def test_a_program_that_is_started_again_hears_how_old_its_list_is(tmp_path: Path) -> None:
+    """The controller may be long dead: a list that is repeated to a new life was not told anew."""
+    hearing, clock = Hearing(tmp_path, "decode-0"), ManualClock()
+    fifo = str(tmp_path / "decode-0")
+    first = f"import sys; out = open({fifo!r}, 'wb', 0); out.write(sys.stdin.buffer.readline())"
+    spec = ProgramSpec("decode-0", "decode", (sys.executable, "-c", first), environment({}), tmp_path / "log")
+    supervisor = Supervisor(spec, lambda _: None, clock)
+    supervisor.set_members([PEER])
+    supervisor.start()
+    with hearing:
+        hearing.until_line(encode(MembersLine((PEER,))).decode())
+        clock.advance(3600)
+        hearing.until_line(encode(MembersLine((PEER,), 3600.0)).decode())
         supervisor.stop(PATIENCE_S)
 
 

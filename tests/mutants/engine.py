@@ -1,4 +1,4 @@
-"""Mutants of the engine: block books, prefix, sequences, scheduler, batcher, sampler, noise, stepper, process."""
+"""Mutants of the engine: pages, blocks, prefix, sequences, scheduler, batcher, sampler, noise, stepper, process."""
 
 from tests.mutants.mutant import Mutant
 
@@ -23,6 +23,13 @@ MUTANTS = (
         "before = np.count_nonzero(logits_V > own) + np.count_nonzero(logits_V[:token] == own)",
         "before = np.count_nonzero(logits_V > own)",
         f"{SCORER}::test_against_a_plain_sort",
+    ),
+    Mutant(
+        "ask for no huge pages",
+        "engine/pages.py",
+        "memory.madvise(mmap.MADV_HUGEPAGE)",
+        "pass",
+        "tests/unit/engine/test_pages.py::test_huge_pages_are_asked_for_where_one_is_filled",
     ),
     Mutant(
         "free a block before the plan came back",

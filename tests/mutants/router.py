@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 FOLLOW = "tests/unit/router_core/test_router_follow.py"
 FAULT = "tests/unit/router_core/test_whose_fault.py"
 FAILURES = "tests/unit/router_core/test_dispatcher_failures.py"
+NOBODY = "tests/unit/router_core/test_nobody_left.py"
 QUEUE = "tests/unit/router_core/test_router_queue.py"
 STOPS = "tests/unit/router_front/test_stops.py"
 TEXT = "tests/unit/router_front/test_text_fold.py"
@@ -58,9 +59,30 @@ MUTANTS = (
     Mutant(
         "call a cut answer merely unavailable",
         "router/endings.py",
-        "self.finish(follow, RequestFailed(why) if follow.emitted_any else Unavailable(why), now)",
+        "self.finish(follow, BrokenOff(why) if follow.begun else Unavailable(why), now)",
         "self.finish(follow, Unavailable(why), now)",
         f"{FAILURES}::test_after_the_first_token_a_failure_is_said_honestly",
+    ),
+    Mutant(
+        "let a stream's patience run out while it still runs",
+        "router/patience.py",
+        "return [f for f in waiting if now - max(since, f.tries.waiting_since) >= self._with(f)]",
+        "return [f for f in waiting if now - since >= self._with(f)]",
+        f"{NOBODY}::test_a_stream_that_a_draining_worker_hands_over_has_all_its_patience",
+    ),
+    Mutant(
+        "end a stream soon where a worker is left that is too small for it",
+        "router/patience.py",
+        "patience = self._with(follow) if self._its_weights_are_left(follow) else self._unavailable_s",
+        "patience = self._unavailable_s",
+        f"{NOBODY}::test_a_worker_that_is_too_small_for_it_is_as_good_as_none",
+    ),
+    Mutant(
+        "excuse every silence, even of a request that gets nowhere",
+        "router/endings.py",
+        "excused = silent and follow.got > tries.got_at_loss",
+        "excused = silent",
+        "tests/unit/router_core/test_silences.py::test_so_is_one_that_gets_stuck_later",
     ),
     Mutant(
         "go back to the worker that failed",
@@ -72,8 +94,8 @@ MUTANTS = (
     Mutant(
         "never end for too many failures",
         "router/endings.py",
-        "tries.failures += blamed",
-        "tries.failures = int(blamed)",
+        "tries.failures += blamed and not excused",
+        "tries.failures = int(blamed and not excused)",
         f"{FAILURES}::test_when_every_worker_fails_all_are_still_tried",
     ),
     Mutant(
@@ -86,8 +108,8 @@ MUTANTS = (
     Mutant(
         "blame workers for the time in which the router slept",
         "router/dispatcher.py",
-        "self._workers.forgive(gap)",
-        "self._workers.forgive(0.0)",
+        "self._workers.forgive(gap, now)",
+        "self._workers.forgive(0.0, now)",
         f"{FAILURES}::test_a_router_that_was_frozen_blames_nobody",
     ),
     Mutant(

@@ -51,6 +51,8 @@ def test_dump_and_parse_are_inverse() -> None:
         ("router.grpc_port=8000", ["router.grpc_port", "8000", "router.http_port"]),
         ("router={http_port: 0, share_ports: true}", ["router.share_ports", "port 0"]),
         ("router={admin_port: 9000, share_ports: true}", ["router.share_ports", "router.admin_port"]),
+        ("timing.heartbeat_s=3", ["timing.suspect_s: 3", "timing.heartbeat_s 3", "to 6 or more", "to 1.5 or less"]),
+        ("timing={heartbeat_s: 30, suspect_s: 0.2}", ["timing.suspect_s: 0.2", "timing.heartbeat_s 30", "60 or more"]),
         ("pools.decode.pool_tokens=16", ["pools.decode.pool_tokens", "16", "two blocks"]),
         ("tenants.acme.wieght=2", ["'tenants.acme.wieght'", "did you mean tenants.acme.weight?"]),
         ("tenants.Acme.weight=2", ["tenants.Acme", "pattern"]),

@@ -38,8 +38,8 @@ def test_lines_survive_the_trip() -> None:
     line = encode(MembersLine(members))
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
-    assert decode_to_program(line) == members
-    assert decode_to_program(encode(MembersLine(()))) == ()
+    assert decode_to_program(line) == MembersLine(members)
+    assert decode_to_program(encode(MembersLine((), 7.5))) == MembersLine((), 7.5)
     for wish in (Drain("decode-0"), Scale("prefill", 3)):
         assert decode_from_program(encode(AskLine(Ask(7, wish)))) == Ask(7, wish)
     for answer in (Answer(7), Answer(8, "nobody is called so")):
@@ -122,6 +122,15 @@ async def test_the_same_list_again_wakes_nobody_and_says_that_the_controller_liv
     assert not waiting.done()
     membership.replace((PREFILL,))
     assert await waiting == (PREFILL,)
+
+
+async def test_a_list_that_was_old_when_it_came_does_not_say_that_the_controller_lives() -> None:
+    """A program that is started again hears the last list at once, however long nobody has told it any more."""
+    clock = ManualClock()
+    membership = Membership(clock)
+    membership.replace((DECODE,), 3600.0)
+    clock.advance(2)
+    assert (membership.current, membership.age_s()) == ((DECODE,), 3602)
 
 
 async def test_a_wish_without_a_supervisor_is_refused() -> None:

@@ -75,6 +75,37 @@ def test_what_a_worker_makes_up_makes_no_more_series_than_there_are_words() -> N
         assert sum(sample.value for sample in told) == 1000
 
 
+@pytest.mark.parametrize("new", ["a{}", "new{}", "~{}"])
+def test_no_counter_falls_or_vanishes_whatever_words_come_later(new: str) -> None:
+    """Of more words than are told a map has them in any order, and new ones come before old ones in every order."""
+    made = world()
+    value, before = scraped(made).get_sample_value, dict[str, float]()
+    for scrape in range(30):
+        words = [new.format(number) for number in range(2 * scrape)] + [f"word{number}" for number in range(120)]
+        counters = {word: 1000 * (1 + len(word)) + scrape for word in words}
+        say(made, "d0", Status.FromString(Status(ready=True, counters=counters).SerializeToString()))
+        told = {event: value("headrace_worker_events_total", {"pool": "decode", "worker": "d0", "event": event})
+                for event in (*words, "other")}  # fmt: skip
+        now = {event: count for event, count in told.items() if count is not None}
+        assert len(now) <= 101
+        assert {event: count for event, count in before.items() if now.get(event, -1) < count} == {}
+        before = now
+
+
+def test_words_of_who_is_gone_are_forgotten() -> None:
+    made = world(decode=2)
+    collector = FleetCollector(lambda: made.core.figures(made.now), Gate().permits)
+    assert {series[2] for series in known_words(collector) if series[1:2] == ("decode",)} == {"d0", "d1"}
+    made.apply(made.core.set_members(["p0:1", "d0:1"], made.now))
+    assert {series[2] for series in known_words(collector) if series[1:2] == ("decode",)} == {"d0"}
+
+
+def known_words(collector: FleetCollector) -> set[tuple[str, ...]]:
+    """Of which series words are remembered, once somebody has looked."""
+    list(collector.collect())
+    return set(collector._words._let_in)
+
+
 def test_no_name_is_longer_than_a_label_should_be() -> None:
     hello = WatchHello(identity=WorkerIdentity(worker="w" * 5000, epoch=1, role="decode"))
     assert len(read_hello(hello).name) == LONGEST_NAME
