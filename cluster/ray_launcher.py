@@ -25,6 +25,7 @@ import ray
 import ray.util
 from ray.exceptions import GetTimeoutError, RayError
 
+from cluster.config import ray_redis_from_environment
 from cluster.controller import ClusterStatus, Controller, LaunchFailed
 from cluster.core.clock import SystemClock
 from cluster.core.config import ClusterConfig
@@ -33,6 +34,7 @@ from cluster.gcs_keeper import GcsKeeper
 from cluster.layout import Layout
 from cluster.pipe import Drain, Member, Role, Wish
 from cluster.ray_environment import OBJECT_STORE_BYTES
+from cluster.ray_password import conceal_in
 from cluster.reporter import Reporter
 from cluster.run_dir import RunDir
 from cluster.store import initial_counts, open_store
@@ -189,6 +191,15 @@ class RayLauncher:
         return self._handles[name]
 
 
+def start_hook(parameters: "ray._private.parameter.RayParams", head: bool) -> None:
+    """`ray start` calls it first (RAY_START_HOOK): it has no other way to hear of a password but its command line."""
+    if head:
+        username, password = ray_redis_from_environment()
+        parameters.redis_username = parameters.redis_username or username
+        parameters.redis_password = parameters.redis_password or password
+        conceal_in(ray._private.services, parameters.redis_password)
+
+
 class Head:
     """The process that owns a cluster on this machine. The caller holds the run directory's lock."""
 
@@ -238,6 +249,7 @@ class Head:
 
                 self._tables = tables = gcs_tables(config.ray.redis_url, self._run_dir)
                 tables.clear()  # what a killed head left: its actors must not come back
+                conceal_in(ray._private.services, tables.server.password)
                 common |= {"_redis_username": tables.server.username, "_redis_password": tables.server.password}
             context = ray.init(
                 address="local",
