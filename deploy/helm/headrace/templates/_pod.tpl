@@ -233,6 +233,7 @@ takes them from the variables that KubeRay makes of gcsFaultToleranceOptions.
 {{- toYaml (set $own "sysctls" $sysctls) -}}
 {{- end -}}
 
+{{/* Capabilities are for workers, which register memory and read that of others; what fetches a model needs none. */}}
 {{- define "headrace.securityContext" -}}
 {{- $v := .root.Values -}}
 {{- $own := mergeOverwrite (deepCopy $v.securityContext) (deepCopy .spec.securityContext) -}}
@@ -385,7 +386,7 @@ spec:
     - name: model
       {{- toYaml $v.model.initContainer | nindent 6 }}
       securityContext:
-        {{- include "headrace.securityContext" . | nindent 8 }}
+        {{- include "headrace.securityContext" (dict "root" .root "group" "model" "spec" .spec) | nindent 8 }}
       volumeMounts:
         - name: models
           mountPath: {{ $v.model.mountPath }}
