@@ -1,7 +1,8 @@
 """What a program and its supervisor say to each other: JSON lines over the program's stdin and stdout.
 
     program -> supervisor   {"ready": {"name", "role", "address", "epoch", "http", "pids"}}   once it can take calls
-    supervisor -> program   {"members": [{"name", "role", "address", "epoch"}, ...]}          the whole list, every time
+    supervisor -> program   {"members": [{"name", "role", "address", "epoch"}, ...],          the whole list, every time
+                             "desired": {"prefill": 1, "decode": 2, "router": 1}}             null: nobody knows
     router -> supervisor    {"ask": {"number", "wish": {"type": "drain", "program": "decode-0"}}}   for an operator
     supervisor -> router    {"answer": {"number", "problem"}}                                 what became of it
     end of stdin            the supervisor is gone: stop in order
@@ -101,9 +102,10 @@ class AnswerLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MembersLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A line to a program."""
+    """A line to a program: who runs, and how many programs of each role there should be (None: that is not known)."""
 
     members: tuple[Member, ...]
+    desired: dict[Role, int] | None = None
 
 
 class _FromProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,6 +119,7 @@ class _ToProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Exactly one of them."""
 
     members: tuple[Member, ...] | None = None
+    desired: dict[Role, int] | None = None
     answer: Answer | None = None
 
 
@@ -143,13 +146,13 @@ def decode_from_program(line: bytes) -> Ready | Ask:
     raise PipeError("not a program's line: it says nothing, or two things")
 
 
-def decode_to_program(line: bytes) -> tuple[Member, ...] | Answer:
-    """A supervisor's line: the whole list, or an answer. Raises PipeError."""
+def decode_to_program(line: bytes) -> MembersLine | Answer:
+    """A supervisor's line: who runs, or an answer. Raises PipeError."""
     try:
         match _to_program.decode(line):
-            case _ToProgram(members=tuple() as members, answer=None):
-                return members
-            case _ToProgram(members=None, answer=Answer() as answer):
+            case _ToProgram(members=tuple() as members, desired=desired, answer=None):
+                return MembersLine(members, desired)
+            case _ToProgram(members=None, desired=None, answer=Answer() as answer):
                 return answer
     except msgspec.MsgspecError as error:
         raise PipeError(f"not a supervisor's line: {error}") from error

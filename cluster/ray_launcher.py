@@ -37,7 +37,7 @@ from cluster.ray_environment import OBJECT_STORE_BYTES
 from cluster.ray_password import conceal_in
 from cluster.reporter import Reporter
 from cluster.run_dir import RunDir
-from cluster.store import initial_counts, open_store
+from cluster.store import Counts, initial_counts, open_store
 from cluster.supervisor import ProgramStatus, Supervisor
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ class SupervisorActor:
     def status(self) -> ProgramStatus:
         return self._supervisor.status()
 
-    def set_members(self, members: tuple[Member, ...]) -> None:
-        self._supervisor.set_members(members)
+    def set_members(self, members: tuple[Member, ...], desired: Counts | None = None) -> None:
+        self._supervisor.set_members(members, desired)
 
     def stop(self) -> None:
         self._supervisor.stop(self._patience_s)
@@ -167,10 +167,10 @@ class RayLauncher:
         found = await asyncio.gather(*(self._status(name) for name in names))
         return dict(zip(names, found, strict=True))
 
-    def push(self, name: str, members: tuple[Member, ...]) -> None:
+    def push(self, name: str, members: tuple[Member, ...], desired: Counts | None) -> None:
         if (handle := self._handles.get(name)) is None:
             raise LaunchFailed(f"no supervisor of {name} is known")
-        handle.set_members.remote(members)
+        handle.set_members.remote(members, desired)
 
     async def _names(self) -> list[str]:
         listed = await _in_thread(ray.util.list_named_actors, _ANSWER_S)

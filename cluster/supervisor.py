@@ -107,7 +107,7 @@ class Supervisor:
         self._clock = clock or SystemClock()
         self._lock = threading.Condition()
         self._status = ProgramStatus(spec.name, spec.role, new_epoch(), node=spec.node)
-        self._members: tuple[Member, ...] = ()
+        self._members = MembersLine(())
         self._told = 0  # how often; the same list again says that the controller lives
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = False
@@ -122,10 +122,10 @@ class Supervisor:
         with self._lock:
             return self._status
 
-    def set_members(self, members: Sequence[Member]) -> None:
-        """The cluster's programs, all of them; given to the program, and to its successors."""
+    def set_members(self, members: Sequence[Member], desired: Mapping[Role, int] | None = None) -> None:
+        """The cluster's programs, all of them, and how many are desired; told to the program and its successors."""
         with self._lock:
-            self._members = tuple(members)
+            self._members = MembersLine(tuple(members), None if desired is None else dict(desired))
             self._told += 1
             self._lock.notify_all()
 
@@ -287,7 +287,7 @@ class Supervisor:
                 return None
             if self._answers:
                 return AnswerLine(self._answers.popleft()), sent
-            return MembersLine(self._members), self._told
+            return self._members, self._told
 
     def _change(self, **changes: object) -> None:
         with self._lock:
