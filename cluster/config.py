@@ -32,6 +32,9 @@ TENANTS_VARIABLE = "HEADRACE_TENANTS"
 REDIS_VARIABLE, TENANTS_REDIS_VARIABLE = "HEADRACE_REDIS_URL", "HEADRACE_TENANTS_REDIS_URL"
 """`store.redis_url` and `tenants_redis_url`, with their passwords."""
 
+RAY_REDIS_VARIABLES = "REDIS_USERNAME", "REDIS_PASSWORD"
+"""For the Redis at RAY_REDIS_ADDRESS, where `headrace node head` lets Ray keep its tables. KubeRay's names for them."""
+
 _SECRETS = {"keys", "redis_url", "tenants_redis_url"}
 """What somebody may write there by mistake, or has to write there, is not repeated in an error."""
 
@@ -111,6 +114,12 @@ def dump_config(config: ClusterConfig) -> str:
 def secret_from_environment() -> str | None:
     """The cluster secret, when it was given as an environment variable; an empty one counts as none."""
     return os.environ.get(SECRET_VARIABLE) or None
+
+
+def ray_redis_from_environment() -> tuple[str, str]:
+    """User and password; empty where they are not needed."""
+    username, password = (os.environ.get(name, "") for name in RAY_REDIS_VARIABLES)
+    return username, password
 
 
 def api_key_from_environment() -> str | None:

@@ -3,7 +3,8 @@
 1. adopt      on start: ask every living supervisor what it runs, then load the desired counts (a new controller
               replaces a dead one; what runs goes on meanwhile). Until both are known no program is started or stopped
 2. reconcile  desired against actual -> starts and stops (cluster/reconcile.py), whenever either changes
-3. members    who is ready, pushed to every supervisor after each change; each forwards it to its program
+3. members    who is ready and how many are desired, pushed to every supervisor after each change; each forwards it to
+              its program
 4. drain      a program that is stopped leaves the list, drains, then ends; if it is still desired, reconciling starts
               its successor under the same name: draining one after the other is a rolling restart
 5. audit      every `audit_s`, ask all supervisors again: a lost report or list heals, a vanished supervisor is started
@@ -46,8 +47,8 @@ class Launcher(Protocol):
     async def statuses(self) -> dict[str, ProgramStatus | None]:
         """Every living supervisor by name; None for one that does not answer now. `push` reaches those that do."""
 
-    def push(self, name: str, members: tuple[Member, ...]) -> None:
-        """Hand the members to a supervisor; never waits for it."""
+    def push(self, name: str, members: tuple[Member, ...], desired: Counts | None) -> None:
+        """Hand both to a supervisor; never waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Controller:
         self._programs: dict[str, ProgramStatus | None] = {}  # None: it runs, and has not said what
         self._stops: dict[str, asyncio.Task[str | None]] = {}  # one that has failed stays until the next audit
         self._deaf: set[str] = set()  # being started, or told to stop: they take no list
-        self._pushed: dict[str, tuple[Member, ...]] = {}
+        self._pushed: dict[str, tuple[tuple[Member, ...], Counts | None]] = {}
         self._problem: str | None = None
         self._version = 0
         self._changed = asyncio.Event()
@@ -271,14 +272,14 @@ class Controller:
             _log.warning("not everybody hears who leaves: %s", error)
 
     def _push_members(self) -> bool:
-        """To every supervisor whose last list differs. Returns whether all could be reached."""
-        members, reached = self.members(), True
+        """To every supervisor that was last told otherwise. Returns whether all could be reached."""
+        news, reached = (self.members(), self._desired), True
         for name in sorted(self._programs.keys() - self._deaf):
-            if self._pushed.get(name) == members:
+            if self._pushed.get(name) == news:
                 continue
             try:
-                self._launcher.push(name, members)
-                self._pushed[name] = members
+                self._launcher.push(name, *news)
+                self._pushed[name] = news
             except LaunchFailed as error:
                 _log.warning("cannot reach the supervisor of %s: %s", name, error)
                 reached = False

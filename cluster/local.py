@@ -13,7 +13,7 @@ from typing import Self
 from cluster.core.clock import Clock, SystemClock
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import Unavailable
-from cluster.pipe import MODULES, Drain, Ready, Wish, role_of
+from cluster.pipe import MODULES, ROLES, Drain, Ready, Wish, role_of
 from cluster.ray_environment import program_environment
 from cluster.reconcile import Start, Stop, reconcile
 from cluster.run_dir import RunDir
@@ -151,5 +151,7 @@ class LocalCluster:
             self._status[status.name] = status
             members = [s.ready.member() for s in self._status.values() if s.ready is not None]
             self._changed.notify_all()
-        for supervisor in list(self._supervisors.values()):
-            supervisor.set_members(members)
+        supervisors = dict(self._supervisors)
+        roles = [role_of(name) for name in supervisors]
+        for supervisor in supervisors.values():
+            supervisor.set_members(members, {role: roles.count(role) for role in ROLES})

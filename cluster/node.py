@@ -32,6 +32,7 @@ from cluster.pipe import Role
 from cluster.program import die_with_parent
 from cluster.ray_environment import OBJECT_STORE_BYTES, head_environment
 from cluster.run_dir import RunDir
+from cluster.sessions import end_session
 
 HEAD_MODULE = "cluster.head"
 RAY_ANSWERS_S = 120.0
@@ -164,6 +165,7 @@ class _Children:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+            end_session(child.pid)
 
 
 def _wait_for(address: str, told: threading.Event, ray: "subprocess.Popen[bytes]") -> None:

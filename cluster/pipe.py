@@ -1,7 +1,8 @@
 """What a program and its supervisor say to each other: JSON lines over the program's stdin and stdout.
 
     program -> supervisor   {"ready": {"name", "role", "address", "epoch", "http", "pids"}}   once it can take calls
-    supervisor -> program   {"members": [{"name", "role", "address", "epoch"}, ...], "age_s"} the whole list, every time
+    supervisor -> program   {"members": [{"name", "role", "address", "epoch"}, ...], "age_s", the whole list, every time
+                             "desired": {"prefill": 1, "decode": 2, "router": 1}}             null: nobody knows
     router -> supervisor    {"ask": {"number", "wish": {"type": "drain", "program": "decode-0"}}}   for an operator
     supervisor -> router    {"answer": {"number", "problem"}}                                 what became of it
     end of stdin            the supervisor is gone: stop in order
@@ -102,11 +103,15 @@ class AnswerLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MembersLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A line to a program. `age_s`: how long ago the supervisor was told that list; a program that starts anew hears
-    one that may be old, and so may one that was frozen."""
+    """A line to a program: who runs, and how many programs of each role there should be (None: that is not known).
+
+    `age_s`: how long ago the supervisor was told that; a program that starts anew hears what may be old, and so may one
+    that was frozen.
+    """
 
     members: tuple[Member, ...]
     age_s: Age = 0.0
+    desired: dict[Role, int] | None = None
 
 
 class _FromProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,6 +126,7 @@ class _ToProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     members: tuple[Member, ...] | None = None
     age_s: Age = 0.0
+    desired: dict[Role, int] | None = None
     answer: Answer | None = None
 
 
@@ -148,12 +154,12 @@ def decode_from_program(line: bytes) -> Ready | Ask:
 
 
 def decode_to_program(line: bytes) -> MembersLine | Answer:
-    """A supervisor's line: the whole list, or an answer. Raises PipeError."""
+    """A supervisor's line: who runs, or an answer. Raises PipeError."""
     try:
         match _to_program.decode(line):
-            case _ToProgram(members=tuple() as members, age_s=age_s, answer=None):
-                return MembersLine(members, age_s)
-            case _ToProgram(members=None, answer=Answer() as answer):
+            case _ToProgram(members=tuple() as members, age_s=age_s, desired=desired, answer=None):
+                return MembersLine(members, age_s, desired)
+            case _ToProgram(members=None, desired=None, answer=Answer() as answer):
                 return answer
     except msgspec.MsgspecError as error:
         raise PipeError(f"not a supervisor's line: {error}") from error

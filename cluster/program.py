@@ -3,7 +3,7 @@
 1. parse     --config FILE --name decode-0 [--supervised]; a bad configuration is one readable line and exit code 2
 2. tie       supervised: this process dies with its supervisor, and stray prints cannot reach the pipe
 3. run       `main(context)` on uvloop: start the server, `context.report_ready(...)`, serve until `context.stopping`
-4. members   supervised: `context.members` follows the supervisor's list
+4. members   supervised: `context.members` follows the supervisor's list, and how many programs there should be
 5. stop      SIGTERM, SIGINT or the end of stdin set `stopping`; `main` has `timing.program_stop_s` to drain and return,
              then it is cancelled; a second signal cancels at once
 
@@ -20,7 +20,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,17 +56,24 @@ Main = Callable[["ProgramContext"], Awaitable[None]]
 
 
 class Membership:
-    """The programs of the cluster as the supervisor last told; empty and constant without one (see `seeds`)."""
+    """The programs of the cluster as the supervisor last told; empty and constant without one (see `seeds`).
+
+    `desired`: how many of each role there should be, None where nobody knows; whoever wants to hear of it looks.
+    """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.current: tuple[Member, ...] = ()
+        self.desired: Mapping[Role, int] | None = None
         self._clock = clock or SystemClock()
         self._told: float | None = None
         self._changed = asyncio.Event()
 
-    def replace(self, members: tuple[Member, ...], age_s: float = 0.0) -> None:
+    def replace(
+        self, members: tuple[Member, ...], age_s: float = 0.0, desired: Mapping[Role, int] | None = None
+    ) -> None:
         """Take the whole list, which was told so long ago; wake those who follow if it is another one."""
         self._told = self._clock.now() - age_s
+        self.desired = desired
         if members == self.current:
             return
         self.current = members
@@ -270,7 +277,7 @@ async def _follow_supervisor(incoming: int, context: ProgramContext) -> None:
             if isinstance(told, Answer):
                 context.wishes.answered(told)
             else:
-                context.members.replace(told.members, told.age_s)
+                context.members.replace(told.members, told.age_s, told.desired)
     except (HeadraceError, ValueError) as error:
         _log.error("the supervisor's pipe is broken: %s", error)
     finally:

@@ -31,6 +31,7 @@ GCS_ABSENCE_S = 86_400
 def head_environment(run_dir: RunDir, config: ClusterConfig) -> dict[str, str]:
     """Variables for the head process; its Ray and the actors inherit them."""
     variables = ray_environment(run_dir, local=config.ray.address is None)
+    variables["RAY_START_HOOK"] = "cluster.ray_launcher.start_hook"  # where `ray start` gets Redis' password
     if config.ray.redis_url is not None:
         variables |= {
             "RAY_REDIS_ADDRESS": parse_redis_url(config.ray.redis_url, "ray.redis_url").ray_address,

@@ -25,6 +25,7 @@ import ray
 import ray.util
 from ray.exceptions import GetTimeoutError, RayError
 
+from cluster.config import ray_redis_from_environment
 from cluster.controller import ClusterStatus, Controller, LaunchFailed
 from cluster.core.clock import SystemClock
 from cluster.core.config import ClusterConfig
@@ -33,9 +34,10 @@ from cluster.gcs_keeper import GcsKeeper
 from cluster.layout import Layout
 from cluster.pipe import Drain, Member, Role, Wish
 from cluster.ray_environment import OBJECT_STORE_BYTES
+from cluster.ray_password import conceal_in
 from cluster.reporter import Reporter
 from cluster.run_dir import RunDir
-from cluster.store import initial_counts, open_store
+from cluster.store import Counts, initial_counts, open_store
 from cluster.supervisor import ProgramStatus, Supervisor
 
 if TYPE_CHECKING:
@@ -95,8 +97,8 @@ class SupervisorActor:
     def status(self) -> ProgramStatus:
         return self._supervisor.status()
 
-    def set_members(self, members: tuple[Member, ...]) -> None:
-        self._supervisor.set_members(members)
+    def set_members(self, members: tuple[Member, ...], desired: Counts | None = None) -> None:
+        self._supervisor.set_members(members, desired)
 
     def stop(self) -> None:
         self._supervisor.stop(self._patience_s)
@@ -165,10 +167,10 @@ class RayLauncher:
         found = await asyncio.gather(*(self._status(name) for name in names))
         return dict(zip(names, found, strict=True))
 
-    def push(self, name: str, members: tuple[Member, ...]) -> None:
+    def push(self, name: str, members: tuple[Member, ...], desired: Counts | None) -> None:
         if (handle := self._handles.get(name)) is None:
             raise LaunchFailed(f"no supervisor of {name} is known")
-        handle.set_members.remote(members)
+        handle.set_members.remote(members, desired)
 
     async def _names(self) -> list[str]:
         listed = await _in_thread(ray.util.list_named_actors, _ANSWER_S)
@@ -187,6 +189,15 @@ class RayLauncher:
         if name not in self._handles:
             self._handles[name] = await _in_thread(functools.partial(ray.get_actor, _PREFIX + name), _ANSWER_S)
         return self._handles[name]
+
+
+def start_hook(parameters: "ray._private.parameter.RayParams", head: bool) -> None:
+    """`ray start` calls it first (RAY_START_HOOK): it has no other way to hear of a password but its command line."""
+    if head:
+        username, password = ray_redis_from_environment()
+        parameters.redis_username = parameters.redis_username or username
+        parameters.redis_password = parameters.redis_password or password
+        conceal_in(ray._private.services, parameters.redis_password)
 
 
 class Head:
@@ -238,6 +249,7 @@ class Head:
 
                 self._tables = tables = gcs_tables(config.ray.redis_url, self._run_dir)
                 tables.clear()  # what a killed head left: its actors must not come back
+                conceal_in(ray._private.services, tables.server.password)
                 common |= {"_redis_username": tables.server.username, "_redis_password": tables.server.password}
             context = ray.init(
                 address="local",

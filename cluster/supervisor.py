@@ -23,6 +23,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Literal
 
+import msgspec
+
 from cluster.core.clock import Clock, SystemClock
 from cluster.core.errors import HeadraceError
 from cluster.core.ids import new_epoch
@@ -107,7 +109,7 @@ class Supervisor:
         self._clock = clock or SystemClock()
         self._lock = threading.Condition()
         self._status = ProgramStatus(spec.name, spec.role, new_epoch(), node=spec.node)
-        self._members: tuple[Member, ...] = ()
+        self._members = MembersLine(())
         self._told = 0  # how often; the same list again says that the controller lives
         self._told_at = self._clock.now()  # the last time; before the first, since when there is nothing to tell
         self._process: subprocess.Popen[bytes] | None = None
@@ -123,10 +125,10 @@ class Supervisor:
         with self._lock:
             return self._status
 
-    def set_members(self, members: Sequence[Member]) -> None:
-        """The cluster's programs, all of them; given to the program, and to its successors."""
+    def set_members(self, members: Sequence[Member], desired: Mapping[Role, int] | None = None) -> None:
+        """The cluster's programs, all of them, and how many are desired; told to the program and its successors."""
         with self._lock:
-            self._members = tuple(members)
+            self._members = MembersLine(tuple(members), desired=None if desired is None else dict(desired))
             self._told += 1
             self._told_at = self._clock.now()
             self._lock.notify_all()
@@ -289,7 +291,8 @@ class Supervisor:
                 return None
             if self._answers:
                 return AnswerLine(self._answers.popleft()), sent
-            return MembersLine(self._members, max(0.0, self._clock.now() - self._told_at)), self._told
+            age_s = max(0.0, self._clock.now() - self._told_at)
+            return msgspec.structs.replace(self._members, age_s=age_s), self._told
 
     def _change(self, **changes: object) -> None:
         with self._lock:

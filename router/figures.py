@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cluster.pipe import Role
 from cluster.stubs.watch_pb2 import Pair, Status
 
 STATES = ("ready", "draining", "starting", "suspect", "lost", "mismatch", "connecting")
@@ -27,11 +28,13 @@ class WorkerFigures:
 @dataclass(frozen=True, slots=True)
 class Figures:
     """All of it. `states`: how many workers by (pool, state), the nameless among them; `gauges`: everything in use;
-    `told_s`: since the controller last told who is there, None where nobody tells."""
+    `told_s`: since the controller last told who is there, None where nobody tells; `desired`: programs it wants by
+    role, empty where that is not known."""
 
     ready: bool = False
     members: int = 0
     told_s: float | None = None
+    desired: Mapping[Role, int] = field(default_factory=dict)
     states: Mapping[tuple[str, str], int] = field(default_factory=dict)
     gauges: Mapping[str, int] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)

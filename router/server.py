@@ -91,7 +91,7 @@ async def serve(context: ProgramContext, make_metrics: type[FrontMetrics] = Fron
     tenants = TenantSources(config, context.secret, open_shared_tenants(config))
     await tenants.start()
     runtime, front = await _assemble(context, epoch, tenants.tenants, make_metrics)
-    front.told_s = context.members.age_s
+    front.members = context.members
     dashboard = Dashboard(runtime, context.wishes.ask) if config.router.dashboard else None
     rpc, http, admin = _doors(config, front, make_app(front, runtime, dashboard))
     await rpc.start()

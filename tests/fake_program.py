@@ -1,8 +1,8 @@
 """A program that speaks the supervisor's protocol and does nothing else; supervisors are tested with it.
 
 Its behaviour is in its name: prefill-9 exits at once with code 3, decode-9 never gets ready and ignores SIGTERM, every
-other name is a good program that has one child and writes each members list it hears to the FIFO
-`<config folder>/<name>` where the test made one (`Hearing`). On SIGUSR1 it asks for what is in the file
+other name is a good program that has one child and writes each members list it hears, after how many are desired, to
+the FIFO `<config folder>/<name>` where the test made one (`Hearing`). On SIGUSR1 it asks for what is in the file
 `<config folder>/wish`, and writes the answer to the FIFO too.
 """
 
@@ -76,7 +76,7 @@ async def _serve(context: ProgramContext) -> None:
 async def _follow(context: ProgramContext, fifo: Path) -> None:
     async for members in context.members.updates():
         if fifo.exists():
-            _tell(fifo, _line(members))
+            _tell(fifo, f"desired: {msgspec.json.encode(context.members.desired).decode()}\n" + _line(members))
 
 
 async def _ask(context: ProgramContext, fifo: Path) -> None:

@@ -40,6 +40,11 @@ def _filled(query: str) -> str:
     return re.sub(r"\$(pool|worker)\b", ".*", query.replace("$__rate_interval", "1m"))
 
 
+def matchers(selector: Any) -> dict[str, tuple[str, str]]:
+    """Of a parsed selector: label -> (operator, text)."""
+    return {m.name: (_OPS[str(m.op)], m.value) for m in selector.matchers.matchers}
+
+
 def selectors(query: str) -> list[Selector]:
     """Raises ValueError for a query that is none."""
     return list(_selectors(promql_parser.parse(query), frozenset()))
@@ -48,7 +53,7 @@ def selectors(query: str) -> list[Selector]:
 def _selectors(node: Any, grouped: frozenset[str]) -> Iterator[Selector]:
     match type(node).__name__:
         case "VectorSelector":
-            labels = {m.name: (_OPS[str(m.op)], m.value) for m in node.matchers.matchers}
+            labels = matchers(node)
             yield Selector(node.name, labels, grouped | labels.keys())
         case "MatrixSelector":
             yield from _selectors(node.vector_selector, grouped)

@@ -8,7 +8,6 @@
 5. stop      let go of the head's stdin, or SIGTERM from another terminal; wait until nothing is left
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from cluster.models.store import default_cache, is_pulled, resolve
 from cluster.pipe import MODULES, Role
 from cluster.ray_environment import head_environment
 from cluster.run_dir import RunDir
+from cluster.sessions import end_session
 from cluster.supervisor import ProgramStatus
 
 HEAD_MODULE = "cluster.head"
@@ -134,7 +134,7 @@ def stop_head(head: "subprocess.Popen[bytes]", run_dir: RunDir) -> None:
     except subprocess.TimeoutExpired:
         head.kill()
         head.wait()
-    _sweep_session(head.pid)
+    end_session(head.pid)
     run_dir.clear_ray()
     if head.stdout is not None:
         head.stdout.close()
@@ -153,7 +153,7 @@ def stop_running(run_dir: RunDir) -> bool:
         return True
     except psutil.TimeoutExpired:
         head.kill()
-        _sweep_session(pid)
+        end_session(pid)
     run_dir.clear_ray()
     return True
 
@@ -239,13 +239,3 @@ def _serves(name: str, url: str, tls: PublicTlsSettings, strange: dict[str, str]
 def _hopeless(program: ProgramStatus) -> bool:
     """It will not become ready by trying again: a bad configuration, or several deaths in a row."""
     return program.last_exit == _UNUSABLE_CONFIG or program.early_deaths >= _HOPELESS_DEATHS
-
-
-def _sweep_session(leader: int) -> None:
-    """Ray's processes are all in the head's session; its agents outlive a head that was killed by a minute."""
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == leader:
-                process.kill()
-        except (ProcessLookupError, PermissionError, psutil.NoSuchProcess):
-            continue

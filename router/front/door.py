@@ -8,7 +8,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from cluster.core.clock import Clock
 from cluster.core.config import RouterSettings
 from cluster.core.errors import BrokenOff, DeadlineExceeded, RequestFailed, Unavailable
 from cluster.core.ids import new_request_id
+from cluster.program import Membership
 from cluster.scores import Scores
 from cluster.usage import Who
 from router.figures import Figures
@@ -146,7 +147,7 @@ class FrontDoor:
         self.gate = gate or Gate()
         self.tracing: Tracing | None = None
         self.draining = False
-        self.told_s: Callable[[], float | None] = lambda: None  # since the controller last told who is there
+        self.members = Membership(clock)  # as the controller tells it
         self.created = int(clock.wall())
         metrics.registry.register(FleetCollector(self._figures, self.gate.permits))
         metrics.registry.register(UsageCollector(self.gate))
@@ -161,7 +162,8 @@ class FrontDoor:
     def _figures(self) -> Figures:
         """A router that is about to leave takes nothing, whatever workers would."""
         seen = self.dispatcher.figures()
-        return replace(seen, ready=seen.ready and not self.draining, told_s=self.told_s())
+        told_s, desired = self.members.age_s(), self.members.desired or {}
+        return replace(seen, ready=seen.ready and not self.draining, told_s=told_s, desired=desired)
 
     def not_ready_reasons(self) -> list[str]:
         """Why no request could be taken and placed now; empty when one could."""

@@ -132,6 +132,10 @@ def _oddities(figures: Figures) -> Values:
     }
 
 
+def _desired(figures: Figures) -> Values:
+    return {(pool,): count for pool, count in figures.desired.items()}
+
+
 def _states(figures: Figures) -> Values:
     return {(pool, state): count for (pool, state), count in figures.states.items()}
 
@@ -182,6 +186,7 @@ ROUTER: tuple[Family[Figures], ...] = (
     Family("counter", "router_events", "What should be rare", _oddities, ("event",)),
     Family("gauge", "members", "Workers that the controller or the seeds name", lambda f: _one(f.members)),
     Family("gauge", "controller_age_seconds", "Since it last told who is there", lambda f: _one(f.told_s)),
+    Family("gauge", "desired_programs", "Programs that the controller wants", _desired, ("pool",)),
     Family("gauge", "workers", "Workers by pool and state", _states, ("pool", "state")),
     Family("gauge", "prefix_index_entries", "Cached blocks known here", _index("entries")),
     Family("gauge", "prefix_index_capacity", "How many may be known", _index("capacity")),

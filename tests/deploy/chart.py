@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,28 @@ class Rendered:
     def container(self, group: str) -> Object:
         (found,) = self.pod(group)["containers"]
         return dict(found)
+
+    def pods(self) -> dict[str, Object]:
+        """Every pod that any object makes, of whatever kind: where it is -> its spec."""
+        found = ((f"{each['kind']} {each['metadata']['name']}", each) for each in self.objects)
+        return {path: spec for name, each in found for path, spec in _pods_in(name, each)}
+
+    def containers(self) -> dict[str, Object]:
+        """Every container and init container of these pods."""
+        kinds = ("initContainers", "containers")
+        pods = self.pods().items()
+        return {f"{path} {each['name']}": each for path, pod in pods for kind in kinds for each in pod.get(kind, [])}
+
+
+def _pods_in(path: str, value: object) -> Iterator[tuple[str, Object]]:
+    if isinstance(value, dict):
+        if isinstance(value.get("containers"), list):
+            yield path, value
+        for key, below in value.items():
+            yield from _pods_in(f"{path}.{key}", below)
+    elif isinstance(value, list):
+        for index, below in enumerate(value):
+            yield from _pods_in(f"{path}.{index}", below)
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 """Pods without Kubernetes: a container's rendered command in network, mount, process and IPC namespaces of its own.
 
-A pod gets an address on a bridge as `eth0`, the chart's sysctl, its ConfigMap and Secret as files, its own /dev/shm,
-home and Ray folder, and the environment that KubeRay v1.7.0 adds (ray-operator/controllers/ray/common/pod.go).
+A pod gets an address on a bridge as `eth0`, the chart's sysctl, its ConfigMap and Secret as files, a root that is
+read-only but for the volumes /dev/shm, /tmp and home, and the environment that KubeRay v1.7.0 adds
+(ray-operator/controllers/ray/common/pod.go).
 Stopping one is what a kubelet does: preStop, SIGTERM, and SIGKILL when the grace period is over.
 """
 
@@ -22,6 +23,7 @@ import psutil
 from tests.deploy.chart import ROOT, Rendered
 
 SUBNET = "10.77.3"
+READ_ONLY = ("mount -o remount,bind,ro /", "if touch /written 2>/dev/null; then exit 1; fi")
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _NAMESPACES = ["--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
@@ -66,41 +68,41 @@ class Pod:
     def __init__(self, rendered: Rendered, group: str, name: str, network: Network, folder: Path) -> None:
         self.name, self.group = name, group
         self.address = network.address()
-        self._rendered, self._network, self._folder = rendered, network, folder / name
+        self._rendered, self._network, self.folder = rendered, network, folder / name
         self._container = rendered.container(group)
-        self._namespace = f"{network.bridge}-{name}"
+        self.namespace = f"{network.bridge}-{name}"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def log(self) -> str:
         """What `kubectl logs` would show."""
-        return (self._folder / "log").read_text(errors="replace")
+        return (self.folder / "log").read_text(errors="replace")
 
     def start(self, hosts: Mapping[str, str]) -> None:
         """`hosts`: names to addresses, as the cluster's DNS would have them."""
         self._write_files(hosts)
-        _ip("netns", "add", self._namespace)
+        _ip("netns", "add", self.namespace)
         link = f"{self._network.bridge}v{self.address.rpartition('.')[2]}"
-        _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", self._namespace)
+        _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", self.namespace)
         _ip("link", "set", link, "master", self._network.bridge, "up")
-        _ip("-n", self._namespace, "addr", "add", f"{self.address}/24", "dev", "eth0")
-        _ip("-n", self._namespace, "link", "set", "eth0", "up")
-        _ip("-n", self._namespace, "link", "set", "lo", "up")
+        _ip("-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", "eth0")
+        _ip("-n", self.namespace, "link", "set", "eth0", "up")
+        _ip("-n", self.namespace, "link", "set", "lo", "up")
         script = "\n".join([*self._mounts(), *self._sysctls(), "exec " + shlex.join(self._command())])
-        with (self._folder / "log").open("ab") as log:
+        with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                ["ip", "netns", "exec", self._namespace, "unshare", *_NAMESPACES, "sh", "-ec", script],
+                ["ip", "netns", "exec", self.namespace, "unshare", *_NAMESPACES, "sh", "-ec", script],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment(),
+                env=self.environment(),
             )
 
     def run(self, *command: str, timeout_s: float = 60.0) -> str:
         """`kubectl exec`: standard output. Raises CalledProcessError with all that was said."""
         enter = ["nsenter", "--target", str(self._first.pid), "--mount", "--net", "--ipc", "--pid"]
         done = subprocess.run(
-            [*enter, *command], capture_output=True, text=True, env=self._environment(), timeout=timeout_s, check=False
+            [*enter, *command], capture_output=True, text=True, env=self.environment(), timeout=timeout_s, check=False
         )
         if done.returncode:
             raise AssertionError(f"{self.name}: {shlex.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}")
@@ -134,11 +136,11 @@ class Pod:
 
     def _forget(self) -> None:
         self._process = None
-        _ip("netns", "del", self._namespace)
+        _ip("netns", "del", self.namespace)
 
     def _write_files(self, hosts: Mapping[str, str]) -> None:
-        etc = self._folder / "etc"
-        for folder in (etc / "headrace/secret", self._folder / "home/headrace", self._folder / "ray"):
+        etc = self.folder / "etc"
+        for folder in (etc / "headrace/secret", self.folder / "home/headrace", self.folder / "tmp/ray"):
             folder.mkdir(parents=True, exist_ok=True)
         (etc / "headrace/cluster.yaml").write_text(self._rendered.config)
         secret = etc / "headrace/secret/cluster-secret"
@@ -152,13 +154,16 @@ class Pod:
         return base64.b64decode(found["data"][key])
 
     def _mounts(self) -> list[str]:
-        etc, home, ray = (shlex.quote(str(self._folder / name)) for name in ("etc", "home", "ray"))
+        etc, home, tmp = (shlex.quote(str(self.folder / name)) for name in ("etc", "home", "tmp"))
+        assert self._container["securityContext"]["readOnlyRootFilesystem"] is True
+        written = {each["mountPath"] for each in self._container["volumeMounts"] if not each.get("readOnly")}
+        assert written == {"/home/headrace", "/tmp", "/dev/shm"}
         return [
             f"mount -t overlay overlay -o lowerdir={etc}:/etc /etc",
             f"mount --bind {home} /home",
-            "mkdir -p /tmp/ray",
-            f"mount --bind {ray} /tmp/ray",
+            f"mount --bind {tmp} /tmp",
             "mount -t tmpfs -o size=1G tmpfs /dev/shm",
+            *READ_ONLY,
         ]
 
     def _sysctls(self) -> list[str]:
@@ -166,10 +171,10 @@ class Pod:
         return [f"echo {each['value']} > /proc/sys/{each['name'].replace('.', '/')}" for each in settings]
 
     def _command(self) -> list[str]:
-        variables = self._environment()
+        variables = self.environment()
         return [_VARIABLE.sub(lambda found: variables[found[1]], word) for word in self._container["command"]]
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         port = self._rendered.group("head")["rayStartParams"]["port"]
         mine = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -191,9 +191,10 @@ def test_ray_s_tables_are_on_redis_and_only_the_head_reaches_it() -> None:
     options = rendered.cluster["spec"]["gcsFaultToleranceOptions"]
     assert options["redisAddress"] == "rediss://redis.data.svc:6380"
     assert options["redisPassword"]["valueFrom"]["secretKeyRef"] == {"name": "headrace-redis", "key": "password"}
-    assert "--redis-password=$(REDIS_PASSWORD)" in rendered.container("head")["command"]
+    assert options["redisUsername"] == {"value": "headrace"}
+    for group in GROUPS:
+        assert not [word for word in rendered.container(group)["command"] if "redis" in word]
     for role in POOLS:
-        assert not [word for word in rendered.container(role)["command"] if "redis" in word]
         assert not [each for each in rendered.container(role)["env"] if "REDIS" in each["name"]]
 
 

@@ -145,6 +145,8 @@ REFUSED = {
     "networkPolicy: {clients: [{namespaceSelektor: {}}]}": "namespaceSelektor",
     "networkPolicy: {monitoring: [{}]}": "/networkPolicy/monitoring/0",
     "pools: {decode: {tolerations: [{operater: Exists}]}}": "operater",
+    "pools: {decode: {affinity: {podAntiAfinity: {}}}}": "podAntiAfinity",
+    "redis: {bundled: {affinity: {nodeSelector: {}}}}": "/redis/bundled/affinity",
     "networkPolicy: {egress: {enabled: true, apiServer: {cidr: 10.0.0.1/32}}}": (
         "networkPolicy.egress.extra: say there how to fetch smollm2-135m"
     ),

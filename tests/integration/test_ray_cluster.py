@@ -250,8 +250,10 @@ def test_a_killed_controller_is_replaced_and_adopts_what_runs(cluster: Cluster) 
 
 
 def test_pools_scale_independently_and_back(cluster: Cluster) -> None:
-    assert cluster.command("scale", "decode", "3").returncode == 0
-    cluster.until(lambda status: status.ready and status.desired["decode"] == 3)
+    with Hearing(cluster.run_dir.folder, "router-0") as hearing:
+        assert cluster.command("scale", "decode", "3").returncode == 0
+        cluster.until(lambda status: status.ready and status.desired["decode"] == 3)
+        hearing.until_line('desired: {"prefill":1,"decode":3,"router":1}\n')
     names = [program.name for program in cluster.last.programs]
     assert names == ["decode-0", "decode-1", "decode-2", "prefill-0", "router-0"]
     leaving = processes_of(cluster.program("decode-1")) + processes_of(cluster.program("decode-2"))

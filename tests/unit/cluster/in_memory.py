@@ -17,6 +17,7 @@ class FakeSupervisors:
     def __init__(self) -> None:
         self.running: dict[str, ProgramStatus] = {}
         self.told: dict[str, tuple[Member, ...]] = {}
+        self.desired: dict[str, Counts | None] = {}
         self.refuse: set[str] = set()
         self.unreachable: set[str] = set()
         self.silent: set[str] = set()
@@ -45,10 +46,10 @@ class FakeSupervisors:
         self.unreachable = set(self.silent)
         return {name: None if name in self.silent else status for name, status in self.running.items()}
 
-    def push(self, name: str, members: tuple[Member, ...]) -> None:
+    def push(self, name: str, members: tuple[Member, ...], desired: Counts | None) -> None:
         if name in self.unreachable:
             raise LaunchFailed(f"no supervisor of {name} is known")
-        self.told[name] = members
+        self.told[name], self.desired[name] = members, desired
 
     def becomes(self, name: str, *, epoch: int | None, revision: int) -> ProgramStatus:
         """The program of `name` is ready with `epoch`, or dead (None)."""

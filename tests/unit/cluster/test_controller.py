@@ -56,6 +56,18 @@ async def test_members_are_who_is_ready_and_everybody_hears_each_change(
     assert set(supervisors.told) == {"prefill-0", "decode-0", "router-0"}
 
 
+async def test_everybody_hears_how_many_are_desired_also_where_that_changes_nobody(
+    controller: Controller, supervisors: FakeSupervisors, store: MemoryStore
+) -> None:
+    await adopted(controller, "prefill-0", "decode-0", "router-0")
+    await until(controller, lambda _: supervisors.desired == dict.fromkeys(supervisors.running, ONE_EACH))
+    supervisors.refuse.add("prefill-1")
+    await controller.scale({"prefill": 2})
+    wanted = {**ONE_EACH, "prefill": 2}
+    await until(controller, lambda _: supervisors.desired == dict.fromkeys(supervisors.running, wanted))
+    assert list(supervisors.running) == ["prefill-0", "decode-0", "router-0"]
+
+
 async def test_old_news_is_ignored(controller: Controller, supervisors: FakeSupervisors) -> None:
     await adopted(controller, "prefill-0", "decode-0", "router-0")
     old = supervisors.becomes("decode-0", epoch=7, revision=1)

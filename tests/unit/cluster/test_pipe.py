@@ -18,6 +18,7 @@ from cluster.pipe import (
     PipeError,
     Ready,
     ReadyLine,
+    Role,
     Scale,
     decode_from_program,
     decode_to_program,
@@ -35,10 +36,11 @@ def test_lines_survive_the_trip() -> None:
     assert decode_from_program(encode(ReadyLine(ready))) == ready
     assert ready.member() == Member(name="router-0", role="router", address="a:1", epoch=7)
     members = (DECODE, PREFILL)
-    line = encode(MembersLine(members))
+    desired: dict[Role, int] = {"prefill": 0, "decode": 2, "router": 1}
+    line = encode(MembersLine(members, desired=desired))
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
-    assert decode_to_program(line) == MembersLine(members)
+    assert decode_to_program(line) == MembersLine(members, desired=desired)
     assert decode_to_program(encode(MembersLine((), 7.5))) == MembersLine((), 7.5)
     for wish in (Drain("decode-0"), Scale("prefill", 3)):
         assert decode_from_program(encode(AskLine(Ask(7, wish)))) == Ask(7, wish)
@@ -104,6 +106,21 @@ async def test_followers_see_the_first_list_and_always_the_newest() -> None:
     membership.replace((PREFILL,))
     assert await anext(updates) == (PREFILL,)
     assert membership.current == (PREFILL,)
+
+
+async def test_what_is_desired_is_there_for_who_looks_and_wakes_nobody() -> None:
+    membership = Membership()
+    assert membership.desired is None
+    updates = membership.updates()
+    membership.replace((DECODE,), {"decode": 1})
+    assert await anext(updates) == (DECODE,)
+    waiting = asyncio.ensure_future(anext(updates))
+    membership.replace((DECODE,), {"decode": 2})
+    await asyncio.sleep(0)
+    assert membership.desired == {"decode": 2}
+    assert not waiting.done()
+    membership.replace(())
+    assert (await waiting, membership.desired) == ((), None)
 
 
 async def test_the_same_list_again_wakes_nobody_and_says_that_the_controller_lives() -> None:

@@ -34,6 +34,7 @@ class Supervisors:
     def __init__(self) -> None:
         self.running: dict[str, ProgramStatus] = {}
         self.told: dict[str, tuple[Member, ...]] = {}
+        self.desired: dict[str, Counts | None] = {}
         self.lost: set[str] = set()  # those whose last list was lost on its way
         self.unreachable: set[str] = set()  # until they are looked up again
         self.leaving: dict[str, asyncio.Event] = {}  # told to stop, and still there; set: the program has ended
@@ -49,6 +50,7 @@ class Supervisors:
             self._made += 1
             self.running[name] = ProgramStatus(name, role, self._made)
             self.told.pop(name, None)
+            self.desired.pop(name, None)
             self.lost.discard(name)
         self.unreachable.discard(name)
 
@@ -64,7 +66,7 @@ class Supervisors:
         await ended.wait()
         if self.stuck:
             raise LaunchFailed("it cannot be ended")
-        for known in (self.running, self.told, self.leaving):
+        for known in (self.running, self.told, self.desired, self.leaving):
             known.pop(name, None)
 
     def ended(self, name: str) -> None:
@@ -84,14 +86,14 @@ class Supervisors:
         self.unreachable = silent
         return {name: None if name in silent else status for name, status in self.running.items()}
 
-    def push(self, name: str, members: tuple[Member, ...]) -> None:
+    def push(self, name: str, members: tuple[Member, ...], desired: Counts | None) -> None:
         if name in self.unreachable:
             raise LaunchFailed("it is not known where it is")
         self.lost.discard(name)
         if self.losing:
             self.lost.add(name)
         elif name in self.running:
-            self.told[name] = members
+            self.told[name], self.desired[name] = members, desired
 
     def becomes(self, name: str, state: State) -> ProgramStatus:
         old = self.running[name]
@@ -212,6 +214,7 @@ class Cluster(RuleBasedStateMachine):
         if name in self.supervisors.running and name not in self.supervisors.leaving:
             del self.supervisors.running[name]
             self.supervisors.told.pop(name, None)
+            self.supervisors.desired.pop(name, None)
 
     @rule(name=names)
     def out_of_reach(self, name: str) -> None:
@@ -254,7 +257,7 @@ class Cluster(RuleBasedStateMachine):
             assert dict(status.desired) == self.store.counts
 
     def teardown(self) -> None:
-        """All answer again: what is desired runs, nothing else, and all know of all."""
+        """All answer again: what is desired runs, nothing else, and all know of all and of what is desired."""
         if not hasattr(self, "controller"):
             return
         self.store.away = False
@@ -270,6 +273,7 @@ class Cluster(RuleBasedStateMachine):
         everybody = self.controller.members()
         assert len(everybody) == len(self.supervisors.running)
         assert all(told == everybody for told in self.supervisors.told.values())
+        assert all(desired == self.store.counts for desired in self.supervisors.desired.values())
         assert set(self.supervisors.told) == set(self.supervisors.running)
         self.loop.stop_all()
 

@@ -161,8 +161,23 @@ async def test_how_long_the_controller_has_been_silent_is_told_where_there_is_on
     rig = Rig()
     value = rig.metrics.registry.get_sample_value
     assert value("headrace_controller_age_seconds") is None
-    rig.front.told_s = lambda: 7.5
+    rig.front.members.replace(())
+    rig.clock.advance(7.5)
     assert value("headrace_controller_age_seconds") == 7.5
+
+
+async def test_what_the_controller_wants_is_told_where_that_is_known() -> None:
+    rig = Rig()
+
+    def wanted() -> list[float | None]:
+        value = rig.metrics.registry.get_sample_value
+        return [value("headrace_desired_programs", {"pool": pool}) for pool in ("prefill", "decode", "router")]
+
+    assert wanted() == [None, None, None]
+    rig.front.members.replace((), {"prefill": 0, "decode": 2, "router": 1})
+    assert wanted() == [0, 2, 1]
+    rig.front.members.replace(())
+    assert wanted() == [None, None, None]
 
 
 async def test_ids_are_never_the_client_s() -> None:

@@ -30,7 +30,9 @@ def test_what_a_query_names_exists(where: str, query: str) -> None:
 @pytest.mark.parametrize(("where", "query"), all_queries())
 def test_of_what_every_router_tells_the_maximum_is_taken_first(where: str, query: str) -> None:
     """Otherwise two routers would make it twice as much."""
-    told = re.findall(r"(\w+ by \([^)]*\)|\w+) ?\((?:rate|increase)?\(?headrace_(worker|pair|workers)_?\w*", query)
+    told = re.findall(
+        r"(\w+ by \([^)]*\)|\w+) ?\((?:rate|increase)?\(?headrace_(worker|pair|workers|desired)_?\w*", query
+    )
     assert all(outer.startswith(("max", "min")) for outer, _ in told), where
 
 

@@ -3,7 +3,8 @@
 {{/*
 Ray's and our own command. `headrace node` starts Ray with exactly what Headrace needs; after `--` come its ports. The head's
 own monitor would tell the GCS of autoscaling as well as KubeRay's autoscaler beside it: KubeRay's command, which ours
-replaces, leaves it out too.
+replaces, leaves it out too. Redis' user and password are not here, where everybody on the node would see them: our command
+takes them from the variables that KubeRay makes of gcsFaultToleranceOptions.
 */}}
 {{- define "headrace.command" -}}
 {{- $v := .root.Values -}}
@@ -32,12 +33,6 @@ replaces, leaves it out too.
 - --max-worker-port={{ index $v.ports.rayWorkers 1 }}
 {{- if eq .group "head" }}
 - --no-monitor
-{{- end }}
-{{- if and (eq .group "head") $v.gcsFaultTolerance.enabled }}
-{{- if and (eq $v.redis.mode "external") $v.redis.external.username }}
-- --redis-username=$(REDIS_USERNAME)
-{{- end }}
-- --redis-password=$(REDIS_PASSWORD)
 {{- end }}
 {{- end -}}
 
@@ -238,6 +233,7 @@ replaces, leaves it out too.
 {{- toYaml (set $own "sysctls" $sysctls) -}}
 {{- end -}}
 
+{{/* Capabilities are for workers, which register memory and read that of others; what fetches a model needs none. */}}
 {{- define "headrace.securityContext" -}}
 {{- $v := .root.Values -}}
 {{- $own := mergeOverwrite (deepCopy $v.securityContext) (deepCopy .spec.securityContext) -}}
@@ -390,7 +386,7 @@ spec:
     - name: model
       {{- toYaml $v.model.initContainer | nindent 6 }}
       securityContext:
-        {{- include "headrace.securityContext" . | nindent 8 }}
+        {{- include "headrace.securityContext" (dict "root" .root "group" "model" "spec" .spec) | nindent 8 }}
       volumeMounts:
         - name: models
           mountPath: {{ $v.model.mountPath }}
