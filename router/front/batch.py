@@ -54,8 +54,9 @@ async def prepare_all(front: FrontDoor, asks: Sequence[Ask], call: Call, public_
         raise InvalidRequest(message, param="prompt")
     parts = []
     for ask in asks:
+        if parts:
+            await asyncio.sleep(0)  # short texts are tokenised on the loop: others have their turn between two of them
         parts.append(Part(ask, await front.prepare(ask, call, public_id=public_id, tenant=tenant)))
-        await asyncio.sleep(0)  # short texts are tokenised on the loop: others have their turn between two of them
     if len(parts) > 1:  # each by itself is within bounds
         check_scored(((part.ask, len(part.request.prompt)) for part in parts), front.settings)
     return parts
