@@ -137,12 +137,14 @@ class Follow:
         """
         history = self.samples[0].emitted if self.request.n == 1 else []
         block_size = shape.layout[3]
+        usable = len(self.request.prompt) + len(history) if self.scored else self.next_scored
+        wanted = max(0, usable - 1) // block_size
+        if not wanted:
+            return []
         slot = (shape.fingerprint, block_size)
         chain = self._chains.get(slot)
         if chain is None:
             chain = self._chains[slot] = KeyChain(root_key(shape.fingerprint, salt=self.request.salt), block_size)
-        usable = len(self.request.prompt) + len(history) if self.scored else self.next_scored
-        wanted = max(0, usable - 1) // block_size
         if len(chain.keys) < wanted:
             chain.extend((*self.request.prompt, *history))
         return chain.keys[:wanted]
