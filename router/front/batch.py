@@ -52,7 +52,7 @@ async def prepare_all(front: FrontDoor, asks: Sequence[Ask], call: Call, public_
     if len(asks) > 1 and choices > most:
         message = f"{len(asks)} prompts with n answers each are {choices} choices, and at most {most} are allowed"
         raise InvalidRequest(message, param="prompt")
-    parts = []
+    parts: list[Part] = []
     for ask in asks:
         if parts:
             await asyncio.sleep(0)  # short texts are tokenised on the loop: others have their turn between two of them
