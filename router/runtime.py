@@ -12,8 +12,9 @@ Everything runs on one event loop. Every input goes core first, effects second, 
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from types import TracebackType
 
 from cluster.core.clock import Clock
 from cluster.core.errors import HeadraceError, IntegrityError, RequestFailed
@@ -38,7 +39,7 @@ from router.effects import (
     StreamOpened,
 )
 from router.figures import Figures
-from router.links import StreamKeeper
+from router.links import OnFailure, StreamKeeper
 from router.overview import Overview
 from router.records import RequestRecord
 from router.requests import Limits, Request, Running, TokenEvent, Trace, joined
@@ -112,6 +113,23 @@ class RunningRequest:
             self._news.set_result(None)
 
 
+class _OwnErrors:
+    """Around the core: what it refuses is for the caller; anything else means doubtful books: this life ends."""
+
+    def __init__(self, failed: OnFailure) -> None:
+        self._failed = failed
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        ours = isinstance(error, IntegrityError) or not isinstance(error, HeadraceError)
+        if isinstance(error, Exception) and ours:
+            self._failed(error)
+
+
 class RouterRuntime:
     """Implements router.requests.Dispatcher and router.records.Recorder.
 
@@ -138,6 +156,7 @@ class RouterRuntime:
         self._closing: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
+        self._own_errors = _OwnErrors(self._on_failure)
 
     async def serve(self) -> None:
         """Let time act until cancelled, then end what runs and close all streams. Raises errors of our own code."""
@@ -192,32 +211,22 @@ class RouterRuntime:
     async def run(self, request: Request) -> AsyncIterator[Running]:
         """See router.requests.Dispatcher."""
         running = RunningRequest(self, request)
-        with self._own_errors():
+        with self._own_errors:
             effects = self._core.add_request(request, self._clock.now(), running.trace)
         self._running[request.request_id] = running
         try:
-            with self._own_errors():
+            with self._own_errors:
                 self._apply(effects)
             yield running
         finally:
             del self._running[request.request_id]
-            with self._own_errors():
+            with self._own_errors:
                 self._apply(self._core.cancel(request.request_id, self._clock.now()))
 
     def stop(self, request_id: str, index: int) -> None:
         """No more tokens of this sample are wanted."""
-        with self._own_errors():
+        with self._own_errors:
             self._apply(self._core.stop(request_id, index, self._clock.now()))
-
-    @contextmanager
-    def _own_errors(self) -> Iterator[None]:
-        """Around the core: what it refuses is for the caller; anything else means doubtful books: this life ends."""
-        try:
-            yield
-        except Exception as error:
-            if isinstance(error, IntegrityError) or not isinstance(error, HeadraceError):
-                self._on_failure(error)
-            raise
 
     # ---- events from the streams
 

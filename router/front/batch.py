@@ -7,7 +7,7 @@ for the dispatcher; the rest wait here and not in its queue. The first failure e
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -134,13 +134,13 @@ class _Batch:
         self._steps[asyncio.ensure_future(anext(running.generation, None))] = running
 
 
-@asynccontextmanager
-async def open_all(front: FrontDoor, parts: Sequence[Part], call: Call) -> AsyncIterator[Answer]:
+def open_all(front: FrontDoor, parts: Sequence[Part], call: Call) -> AbstractAsyncContextManager[Answer]:
     """Admit every part. Raises Overloaded, Unavailable, DeadlineExceeded, RequestFailed, here or while reading."""
-    if len(parts) == 1:
-        async with front.open(parts[0].request, call, parts[0].ask) as generation:
-            yield generation
-        return
+    return front.open(parts[0].request, call, parts[0].ask) if len(parts) == 1 else _open_batch(front, parts, call)
+
+
+@asynccontextmanager
+async def _open_batch(front: FrontDoor, parts: Sequence[Part], call: Call) -> AsyncIterator[Answer]:
     async with AsyncExitStack() as stack:
         batch = _Batch(front, parts, call, stack)
         try:
