@@ -141,6 +141,8 @@ class SampleText:
         if alone or self._calls is not None or not rules.stops.empty:
             return at + 1
         end = min(len(ids), at + max(1, rules.max_tokens - self.completion_tokens))
+        if rules.end_ids.isdisjoint(ids):
+            return end
         return next((i + 1 for i in range(at, end) if ids[i] in rules.end_ids), end)
 
     def _take(self, piece: Sequence[int], logprob: TokenLogprob | None, step: _Step) -> None:
