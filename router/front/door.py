@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from types import TracebackType
 from typing import Self
 
 from cluster.core.clock import Clock
@@ -324,14 +325,22 @@ class FrontDoor:
         return encode() if size <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
 
 
-@asynccontextmanager
-async def until_deadline(request: Request) -> AsyncIterator[None]:
+class UntilDeadline:
     """Around everything that serves `request`, writing included. Raises DeadlineExceeded.
 
     The dispatcher ends a request at its deadline; this ends the wait for a client that does not read its answer.
     """
-    try:
-        async with asyncio.timeout(request.deadline_s + DEADLINE_GRACE_S):
-            yield
-    except TimeoutError:
-        raise DeadlineExceeded("the client did not take its answer before the deadline") from None
+
+    def __init__(self, request: Request) -> None:
+        self._timeout = asyncio.timeout(request.deadline_s + DEADLINE_GRACE_S)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError:
+            raise DeadlineExceeded("the client did not take its answer before the deadline") from None

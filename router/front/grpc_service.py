@@ -31,7 +31,7 @@ from cluster.rpc import Metadata, authorization_of
 from cluster.stubs import inference_pb2 as pb
 from cluster.stubs.inference_pb2_grpc import InferenceServicer
 from router.front.ask import Ask, Prompt, Spelling, TextPrompt, TokenPrompt
-from router.front.door import FrontDoor, Generation, until_deadline
+from router.front.door import FrontDoor, Generation, UntilDeadline
 from router.front.errors_http import log_failure, retry_after_s
 from router.front.grammar_fields import choice_grammar
 from router.front.messages import ROLES, ChatPrompt, ChatTurn
@@ -123,7 +123,7 @@ class InferenceService(InferenceServicer):
         left = context.time_remaining()
         request = await front.prepare(ask, call, public_id=told.public_id, tenant=tenant, deadline_s=left)
         try:
-            async with until_deadline(request), front.permitted(tenant, [request], call):
+            async with UntilDeadline(request), front.permitted(tenant, [request], call):
                 async with front.open(request, call, ask) as generation:
                     told.trace = generation.trace
                     async for delta in generation:
