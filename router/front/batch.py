@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from cluster.core.errors import DeadlineExceeded, InvalidRequest
@@ -122,7 +122,7 @@ class _Batch:
         left = part.request.deadline_s - (self._call.elapsed() - self._prepared_at)
         if left <= 0:
             raise DeadlineExceeded("the deadline passed before the last prompts could start")
-        request = replace(part.request, deadline_s=left)
+        request = part.request._replace(deadline_s=left)
         stack = await self._stack.enter_async_context(AsyncExitStack())
         generation = await stack.enter_async_context(
             self._front.open(request, self._call, part.ask, first=at * request.n)

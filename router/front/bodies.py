@@ -170,7 +170,7 @@ class ChatBody(InferenceBody):
         if ask.grammar is not None:
             message = f"tool_choice demands a call, and {ask.spelling.grammar} says what the answer must look like"
             raise InvalidRequest(message, param=ask.spelling.grammar)
-        return [replace(ask, grammar=Grammar("json_schema", schema), spelling=replace(ask.spelling, grammar="tools"))]
+        return [ask._replace(grammar=Grammar("json_schema", schema), spelling=replace(ask.spelling, grammar="tools"))]
 
 
 class CompletionBody(InferenceBody):

@@ -6,6 +6,7 @@ streams are: [role chunk, chat only] text chunks, one finish chunk per sample, t
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cluster.core.ids import new_request_id
 from router.front.prompt_scores import PromptPart, ShownPrompt, finite, likely
@@ -17,8 +18,7 @@ from router.front.usage import Usage
 Json = dict[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
+class AnswerHead(NamedTuple):
     """What every message of one answer repeats. `top`: alternatives per token; None: no log-probabilities."""
 
     answer_id: str

@@ -15,7 +15,7 @@ replay agree by construction.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from router.front.stops import StopScan, StopStrings
 from router.front.tokenizer import Tokenizer
@@ -27,8 +27,7 @@ from router.requests import EndReason, TokenLogprob
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-@dataclass(frozen=True, slots=True)
-class TextRules:
+class TextRules(NamedTuple):
     """What ends a sample and how its tokens read; shared by the samples of a request.
 
     `end_ids`: ids that end it and are not shown. `fresh`: the text starts a message of its own, so the space that some
@@ -66,7 +65,7 @@ class TokenEntry:
     shown: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which is most of the cost of making one, and there is one for every token
 class Delta:
     """What one step adds to a sample. `ids` are those counted by it; `entries` come with the text they belong to.
 

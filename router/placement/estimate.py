@@ -16,15 +16,14 @@
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.placement.types import Demand, Estimate, WorkerLoad
 
 ANSWER_TOKENS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """What it takes a worker to read the rest of a prompt."""
 
     worker: WorkerLoad
@@ -63,8 +62,7 @@ def _alone(worker: WorkerLoad, tokens: int, missing: int, others: int) -> Readin
     return Reading(worker, queue_ms, rates.compute_ms(tokens - missing, tokens))
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What a decode worker lacks of the prompt's KV, and the first tokens of the answer there."""
 
     worker: WorkerLoad

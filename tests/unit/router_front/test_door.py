@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -138,7 +137,7 @@ async def test_tokens_behind_an_end_are_no_gap_of_their_sample_and_do_not_make_i
             TokenEvent(1, (66,), end="length"),
         ]
     )
-    asked = replace(ask(TokenPrompt((1, 2))), n=2)
+    asked = ask(TokenPrompt((1, 2)))._replace(n=2)
     request = await rig.front.prepare(asked, rig.call, public_id="p")
     waits = iter((0, 4, 6, 0))
     async with rig.front.open(request, rig.call, asked) as generation:
