@@ -125,11 +125,11 @@ class Follow:
     @property
     def written(self) -> int:
         """Tokens delivered so far, of all samples."""
-        return sum(len(sample.emitted) for sample in self.samples)
+        return sum([len(sample.emitted) for sample in self.samples])
 
     @property
     def complete(self) -> bool:
-        return all(sample.finished for sample in self.samples)
+        return all([sample.finished for sample in self.samples])
 
     def keys_of(self, shape: Shape) -> list[BlockKey]:
         """Keys of the blocks a prefix hit may cover on workers of this shape: at most (length - 1) // block_size.

@@ -30,7 +30,7 @@ from router.front.messages import ChatPrompt
 from router.front.metrics import Call, FrontMetrics
 from router.front.model_text import ModelText
 from router.front.prompt_scores import EchoedLogprobs, PromptLogprobs, PromptPart, ShownPrompt
-from router.front.stops import StopStrings
+from router.front.stops import NO_STOPS, StopStrings
 from router.front.text import Delta, SampleText, TextRules
 from router.front.tools.formats import fold_maker
 from router.front.tracing import Tracing, carrier_of
@@ -280,7 +280,7 @@ class FrontDoor:
             self.text.tokenizer,
             frozenset(ends),
             request.max_tokens,
-            StopStrings(request.stop, shown=ask.show_stop),
+            StopStrings(request.stop, shown=ask.show_stop) if request.stop else NO_STOPS,
             fresh=ask.fresh,
             special=ask.show_special,
             calls=None if ask.tools is None or kind is None else fold_maker(ask.tools, kind),

@@ -198,7 +198,7 @@ async def _stream(answer: Answer, shape: Shape, reply: Reply, receipt: Receipt) 
         if not reply.started:
             await reply.start(200, {**sse.HEADERS, **trace_headers(answer.trace)})
         receipt.hold(delta)
-        if events := b"".join(sse.event(chunk) for chunk in shape.chunks(delta)):
+        if events := b"".join(map(sse.event, shape.chunks(delta))):
             await reply.write(events, more=True)
             receipt.handed(delta.index)
 

@@ -46,9 +46,9 @@ class TextRules(NamedTuple):
     min_tokens: int = 0
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """What a token adds to the text; None: nothing."""
+        """What a token adds to the text, special ones by name."""
         token = self.tokenizer.token_bytes(token_id)
-        return self.tokenizer.label(token_id).encode() if token is None and self.special else token
+        return self.tokenizer.label(token_id).encode() if token is None else token
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,8 @@ class SampleText:
         self.completion_tokens += len(piece)
         ends = last in rules.end_ids
         shown = piece[:-1] if ends else piece
-        texts = [part for token in shown if (part := rules.bytes_of(token)) is not None]
+        bytes_of = rules.bytes_of if rules.special else rules.tokenizer.token_bytes
+        texts = [part for token in shown if (part := bytes_of(token)) is not None]
         contributed = None
         if texts:
             contributed, text = self._utf8.feed(b"".join(texts))
