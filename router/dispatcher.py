@@ -11,8 +11,7 @@ order.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 
 from cluster.core.config import RouterSettings, TimingSettings
 from cluster.core.errors import HeadraceError, Overloaded, Unavailable
@@ -138,8 +137,11 @@ class DispatcherCore:
         self._notice_gap(now)
         queue = self._books.queue
         alone = len(queue) == 0
-        with self._counting_refusals():
+        try:
             follow = self._books.admit(request, trace or Trace(), now)
+        except Overloaded:
+            self._refused()
+            raise
         if follow.entry not in self._books.to_try():
             return []  # nothing has changed for those before it
         effects = self._pump(now)
@@ -150,8 +152,11 @@ class DispatcherCore:
 
     def check_room(self, tenant: str, now: float) -> None:
         """Raises Overloaded when no more requests of this tenant are taken now: that was its outcome."""
-        with self._counting_refusals():
+        try:
             self._books.queue.check_room(tenant, now)
+        except Overloaded:
+            self._refused()
+            raise
 
     def cancel(self, request_id: str, now: float) -> list[Effect]:
         """The client is gone. Nothing is delivered for this id any more; an ended request is left alone."""
@@ -203,13 +208,8 @@ class DispatcherCore:
             self._endings.unserved(follow, "no decode worker is ready", now)
         return self._pump(now)
 
-    @contextmanager
-    def _counting_refusals(self) -> Iterator[None]:
-        try:
-            yield
-        except Overloaded:
-            self._endings.counters["outcome_overloaded"] += 1
-            raise
+    def _refused(self) -> None:
+        self._endings.counters["outcome_overloaded"] += 1
 
     # ---- workers
 

@@ -4,6 +4,7 @@ The core decides and returns these; a shell (router/runtime.py with gRPC, or a s
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster.core.errors import HeadraceError
 from cluster.scores import Scores
@@ -71,8 +72,7 @@ class SendSession:
     message: FromRouter
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(NamedTuple):
     """New tokens for the client of this request."""
 
     request_id: str

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from cluster.core.protocol import PROTOCOL
 from cluster.stubs.watch_pb2 import WatchHello
 from router.placement import Shape
 
@@ -10,7 +11,10 @@ LONGEST_NAME = 128  # of a worker, on pages and in labels
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a worker's Hello says, for good: as plain values, because placement reads them all the time."""
+    """What a worker's Hello says, for good: as plain values, because placement reads them all the time.
+
+    `mismatch`: why it can get no work, whatever becomes of it; "" where it can.
+    """
 
     name: str
     epoch: int
@@ -21,25 +25,12 @@ class Facts:
     vocab_size: int
     eos_ids: tuple[int, ...]
     routing_stride: int  # blocks of a chain from one that is told to the next
+    mismatch: str = ""
 
     @property
     def pool_tokens(self) -> int:
         """Positions of the whole pool."""
         return self.num_blocks * self.shape.layout[3]
-
-    @property
-    def absurd(self) -> str:
-        """What cannot be, of what it says; "" where all can: nothing is divided by a block of no size."""
-        layers, kv_heads, head_dim, block_size, _ = self.shape.layout
-        sizes = {
-            "layers": layers,
-            "kv_heads": kv_heads,
-            "head_dim": head_dim,
-            "block_size": block_size,
-            "num_blocks": self.num_blocks,
-            "max_context": self.max_context,
-        }
-        return ", ".join(f"{name} {size}" for name, size in sizes.items() if size < 1)
 
 
 NOBODY = Facts("", 0, "", Shape(0, (0, 0, 0, 0, ""), b""), 0, 0, 0, (), 1)
@@ -63,4 +54,23 @@ def read_hello(hello: WatchHello) -> Facts:
         vocab_size=hello.vocab_size,
         eos_ids=tuple(hello.eos_ids),
         routing_stride=max(1, hello.routing_stride),
+        mismatch=_mismatch(hello),
     )
+
+
+def _mismatch(hello: WatchHello) -> str:
+    identity, layout = hello.identity, hello.identity.layout
+    if identity.protocol != PROTOCOL:
+        return f"protocol {identity.protocol}, this router speaks {PROTOCOL}"
+    if identity.role not in ("prefill", "decode"):
+        return f"unknown role {identity.role!r}"
+    sizes = {
+        "layers": layout.layers,
+        "kv_heads": layout.kv_heads,
+        "head_dim": layout.head_dim,
+        "block_size": layout.block_size,
+        "num_blocks": hello.num_blocks,
+        "max_context": hello.max_context,
+    }
+    # What cannot be: nothing is divided by a block of no size.
+    return ", ".join(f"{name} {size}" for name, size in sizes.items() if size < 1)

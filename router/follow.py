@@ -17,6 +17,7 @@ from cluster.core.ids import attempt_id
 from cluster.core.keys import BlockKey, KeyChain, root_key
 from cluster.scores import Scores, read
 from cluster.stubs.common_pb2 import Grammar, PromptLogprobs, Sampling, ScorePrompt, WorkerAddress
+from cluster.stubs.common_pb2 import TokenLogprob as ToldLogprob
 from cluster.stubs.session_pb2 import HandedOff, PrefillOn, ResumeAttempt, SampleState, Submit, TokenRun
 from router.lanes import Entry
 from router.placement import Demand, Placement, Shape
@@ -126,7 +127,7 @@ class Follow:
     @property
     def written(self) -> int:
         """Tokens delivered so far, of all samples."""
-        return sum(len(sample.emitted) for sample in self.samples)
+        return sum([len(sample.emitted) for sample in self.samples])
 
     @property
     def got(self) -> int:
@@ -135,7 +136,7 @@ class Follow:
 
     @property
     def complete(self) -> bool:
-        return all(sample.finished for sample in self.samples)
+        return all([sample.finished for sample in self.samples])
 
     def keys_of(self, shape: Shape) -> list[BlockKey]:
         """Keys of the blocks a prefix hit may cover on workers of this shape: at most (length - 1) // block_size.
@@ -144,12 +145,14 @@ class Follow:
         """
         history = self.samples[0].emitted if self.request.n == 1 else []
         block_size = shape.layout[3]
+        usable = len(self.request.prompt) + len(history) if self.scored else self.next_scored
+        wanted = max(0, usable - 1) // block_size
+        if not wanted:
+            return []
         slot = (shape.fingerprint, block_size)
         chain = self._chains.get(slot)
         if chain is None:
             chain = self._chains[slot] = KeyChain(root_key(shape.fingerprint, salt=self.request.salt), block_size)
-        usable = len(self.request.prompt) + len(history) if self.scored else self.next_scored
-        wanted = max(0, usable - 1) // block_size
         if len(chain.keys) < wanted:
             chain.extend((*self.request.prompt, *history))
         return chain.keys[:wanted]
@@ -273,37 +276,36 @@ class Follow:
 
     def take(self, run: TokenRun, now: float) -> TokenEvent | None:
         """What of `run` is new to the client. Raises ProtocolBreach on a gap or contradiction, and changes nothing."""
-        if not 0 <= run.index < len(self.samples) or run.end not in _ENDS:
-            raise ProtocolBreach(f"index {run.index}, end {run.end!r}")
-        sample = self.samples[run.index]
+        index, offset, end = run.index, run.offset, run.end  # every look at a message's field costs
+        ids, logprobs = tuple(run.ids), run.logprobs
+        if not 0 <= index < len(self.samples) or end not in _ENDS:
+            raise ProtocolBreach(f"index {index}, end {end!r}")
+        sample = self.samples[index]
         if sample.finished:
             return None
-        known = len(sample.emitted) - run.offset
-        if run.offset < 0 or known < 0:
-            raise ProtocolBreach(f"tokens {len(sample.emitted)}..{run.offset} of sample {run.index} are missing")
-        if list(run.ids[:known]) != sample.emitted[run.offset : run.offset + len(run.ids)]:
-            raise ProtocolBreach(f"sample {run.index} contradicts delivered tokens from {run.offset}")
+        known = len(sample.emitted) - offset
+        if offset < 0 or known < 0:
+            raise ProtocolBreach(f"tokens {len(sample.emitted)}..{offset} of sample {index} are missing")
+        if known and list(ids[:known]) != sample.emitted[offset : offset + len(ids)]:
+            raise ProtocolBreach(f"sample {index} contradicts delivered tokens from {offset}")
         if not self.scored:
-            raise ProtocolBreach(f"sample {run.index} before the log-probability of the prompt's {self.next_scored}.")
-        if run.end and len(run.ids) < known:
-            raise ProtocolBreach(f"sample {run.index} ends before delivered tokens")
-        if run.logprobs and len(run.logprobs) != len(run.ids):
-            raise ProtocolBreach(f"{len(run.logprobs)} logprobs for {len(run.ids)} tokens")
-        if run.offset + len(run.ids) > self.request.max_tokens:
+            raise ProtocolBreach(f"sample {index} before the log-probability of the prompt's {self.next_scored}.")
+        if end and len(ids) < known:
+            raise ProtocolBreach(f"sample {index} ends before delivered tokens")
+        if logprobs and len(logprobs) != len(ids):
+            raise ProtocolBreach(f"{len(logprobs)} logprobs for {len(ids)} tokens")
+        if offset + len(ids) > self.request.max_tokens:
             raise ProtocolBreach(f"more than {self.request.max_tokens} tokens")
-        new = tuple(run.ids[known:])
-        if not new and not run.end:
+        new = ids[known:]
+        if not new and not end:
             return None
         if new:
             self._first_token(now)
         sample.emitted.extend(new)
-        if run.end:
+        if end:
             self.sample_ended(sample, now)
-        logprobs = tuple(
-            TokenLogprob(entry.logprob, tuple((top.id, top.logprob) for top in entry.top))
-            for entry in run.logprobs[known:]
-        )
-        return TokenEvent(run.index, new, logprobs, _ENDS[run.end])
+        drawn = tuple(_logprob(entry) for entry in logprobs[known:]) if logprobs else ()
+        return TokenEvent(index, new, drawn, _ENDS[end])
 
     def take_scores(self, message: PromptLogprobs, vocab_size: int) -> Scores | None:
         """What of `message` is new to the client. Raises ProtocolBreach as `take` does."""
@@ -369,6 +371,10 @@ class Follow:
     def _must_be(self, phase: Phase) -> None:
         if self.phase is not phase:
             raise RuntimeError(f"request {self.request.request_id} is {self.phase.value}, not {phase.value}")
+
+
+def _logprob(entry: ToldLogprob) -> TokenLogprob:
+    return TokenLogprob(entry.logprob, tuple((top.id, top.logprob) for top in entry.top))
 
 
 def _sampling(request: Request) -> Sampling:

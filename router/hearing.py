@@ -149,9 +149,9 @@ class Hearing:
         """What admission learns from new tokens: what the request comes to, and how long such ones take."""
         if follow.tries.could_not_run and follow.is_past(follow.tries.stuck_at):
             self._endings.runs(follow, now)
-        queue, request = self._books.queue, follow.request
-        queue.written(follow.entry, follow.written)
-        if follow.tries.number == 1 and follow.written == len(event.ids) > 0 and follow.attempt is not None:
+        queue, request, written = self._books.queue, follow.request, follow.written
+        queue.written(follow.entry, written)
+        if follow.tries.number == 1 and written == len(event.ids) > 0 and follow.attempt is not None:
             queue.answers.first_token(len(request.prompt), now - follow.attempt.submitted)
         if event.end is not None and request.max_tokens:
             queue.answers.answered(len(follow.samples[event.index].emitted))

@@ -48,13 +48,13 @@ def queue_now(report: Report, booked: Sequence[tuple[int, float, bool]], now: fl
     rate = rates.tokens_per_s if alone and rates.prefill else 0.0
     left, unused = advance(queue, rate * max(0.0, now - report.at))
     left = left[max(0, report.ended - (len(queue) - len(left))) :]
-    left = _at_least(left, sum(reported for _, _, reported in booked), rates.chunk_tokens)
-    fresh = [(tokens, at) for tokens, at, reported in booked if not reported]
-    sent = [tokens for tokens, _ in fresh]
+    sent = [tokens for tokens, _, reported in booked if not reported]
+    left = _at_least(left, len(booked) - len(sent), rates.chunk_tokens)
     if sent and not left and rate:
-        waited = now - min(at for _, at in fresh)
+        waited = now - min(at for _, at, reported in booked if not reported)
+        fresh = len(sent)
         sent, _ = advance(sent, min(unused, rate * max(0.0, waited)))
-        sent = _at_least(sent, len(fresh), rates.chunk_tokens)
+        sent = _at_least(sent, fresh, rates.chunk_tokens)
     return (*left, *sent)
 
 

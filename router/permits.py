@@ -20,7 +20,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 from cluster.core.clock import Clock
@@ -77,13 +77,13 @@ class Permits:
         if quota == tenant.quota and (left := until - self._clock.now()) > 0:
             raise _refused(Refusal("requests", left))
 
-    @asynccontextmanager
-    async def hold(self, tenant: Tenant, prompt_tokens: int) -> AsyncIterator[Permit]:
+    def hold(self, tenant: Tenant, prompt_tokens: int) -> AbstractAsyncContextManager[Permit]:
         """Around one request. Raises RateLimited at a limit, Unavailable when it must be asked and cannot be."""
+        return nullcontext(Permit()) if tenant.quota.unlimited else self._hold(tenant, prompt_tokens)
+
+    @asynccontextmanager
+    async def _hold(self, tenant: Tenant, prompt_tokens: int) -> AsyncIterator[Permit]:
         permit = Permit()
-        if tenant.quota.unlimited:
-            yield permit
-            return
         self.check(tenant)
         permit.take = Take(tenant.name, tenant.quota, new_request_id(), prompt_tokens)
         await self._take(permit.take)

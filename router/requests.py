@@ -7,7 +7,7 @@ request over all its attempts and yields token ids. Neither knows the other's in
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from cluster.scores import Scores
 from router.figures import Figures
@@ -45,8 +45,7 @@ class Grammar:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One valid, bounded, immutable request. `request_id` is ours; `public_id` is only echoed to the client.
 
     `tenant` is "" where nobody needs a key; `salt` is the tenant's. A lower `priority` goes first among its requests.
@@ -79,7 +78,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which is most of the cost of making one, and there is one for every token
 class TokenEvent:
     """New tokens of sample `index`, in order, each delivered exactly once. `end` is set with the last ones.
 

@@ -12,8 +12,10 @@ Everything runs on one event loop. Every input goes core first, effects second, 
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Self
 
 from cluster.core.clock import Clock
 from cluster.core.errors import BrokenOff, HeadraceError, IntegrityError, RequestFailed
@@ -38,7 +40,7 @@ from router.effects import (
     StreamOpened,
 )
 from router.figures import Figures
-from router.links import StreamKeeper
+from router.links import OnFailure, StreamKeeper
 from router.overview import Overview
 from router.records import RequestRecord
 from router.requests import Limits, Request, Running, TokenEvent, Trace, joined
@@ -50,16 +52,16 @@ MAX_HELD_IDS = 65_536  # undelivered token ids of one client
 
 
 class RunningRequest:
-    """An admitted request, as its client sees it. Events wait here, so that no stream ever waits for a client.
+    """A request as its client sees it: admitted when it is entered, cancelled, if it still runs, when it is left.
 
-    What waits for a client that lags is one event for each sample, however many tokens it brings.
+    Events wait here, so that no stream ever waits for a client. What waits for a client that lags is one event for
+    each sample, however many tokens it brings. (No generators: asyncio keeps a list of all that run, at a price.)
     """
 
     def __init__(self, runtime: "RouterRuntime", request: Request) -> None:
         self.trace = Trace()
         self._runtime = runtime
-        self._request_id = request.request_id
-        self._samples = request.n
+        self._request = request
         self._scores: deque[Scores] = deque()
         self._waiting: dict[int, list[TokenEvent]] = {}
         self._held = 0
@@ -67,27 +69,38 @@ class RunningRequest:
         self._error: HeadraceError | None = None
         self._news: asyncio.Future[None] | None = None  # somebody waits for it
 
-    async def events(self) -> AsyncIterator[TokenEvent | Scores]:
+    async def __aenter__(self) -> Self:
+        self._runtime.admit(self, self._request)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._runtime.leave(self._request.request_id)
+
+    def events(self) -> AsyncIterator[TokenEvent | Scores]:
         """See router.requests.Running."""
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TokenEvent | Scores:
         while True:
-            while self._scores:  # all of them come before the first token
-                yield self._scores.popleft()
-            while self._waiting:
+            if self._scores:  # all of them come before the first token
+                return self._scores.popleft()
+            if self._waiting:
                 event = joined(self._waiting.pop(next(iter(self._waiting))))
                 self._held -= len(event.ids)
-                yield event
+                return event
             if self._ended:
-                break
+                raise self._error or StopAsyncIteration
             self._news = asyncio.get_running_loop().create_future()
             await self._news
-        if self._error is not None:
-            raise self._error
 
     def stop(self, index: int) -> None:
         """See router.requests.Running. Raises IndexError when there is no such sample."""
-        if not 0 <= index < self._samples:
-            raise IndexError(f"sample {index} of {self._samples}")
-        self._runtime.stop(self._request_id, index)
+        if not 0 <= index < self._request.n:
+            raise IndexError(f"sample {index} of {self._request.n}")
+        self._runtime.stop(self._request.request_id, index)
 
     def push(self, event: TokenEvent) -> bool:
         """Keep an event for the client. Returns False when it holds too many already."""
@@ -110,6 +123,23 @@ class RunningRequest:
     def _tell(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
+
+
+class _OwnErrors:
+    """Around the core: what it refuses is for the caller; anything else means doubtful books: this life ends."""
+
+    def __init__(self, failed: OnFailure) -> None:
+        self._failed = failed
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        ours = isinstance(error, IntegrityError) or not isinstance(error, HeadraceError)
+        if isinstance(error, Exception) and ours:
+            self._failed(error)
 
 
 class RouterRuntime:
@@ -138,6 +168,7 @@ class RouterRuntime:
         self._closing: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
+        self._own_errors = _OwnErrors(self._on_failure)
 
     async def serve(self) -> None:
         """Let time act until cancelled, then end what runs and close all streams. Raises errors of our own code."""
@@ -188,36 +219,32 @@ class RouterRuntime:
         """See router.requests.Dispatcher."""
         self._core.check_room(tenant, self._clock.now())
 
-    @asynccontextmanager
-    async def run(self, request: Request) -> AsyncIterator[Running]:
+    def run(self, request: Request) -> AbstractAsyncContextManager[Running]:
         """See router.requests.Dispatcher."""
-        running = RunningRequest(self, request)
-        with self._own_errors():
+        return RunningRequest(self, request)
+
+    def admit(self, running: RunningRequest, request: Request) -> None:
+        """Take a place in the queue, and go on to a worker if that is possible now. Raises Overloaded."""
+        with self._own_errors:
             effects = self._core.add_request(request, self._clock.now(), running.trace)
         self._running[request.request_id] = running
         try:
-            with self._own_errors():
+            with self._own_errors:
                 self._apply(effects)
-            yield running
-        finally:
-            del self._running[request.request_id]
-            with self._own_errors():
-                self._apply(self._core.cancel(request.request_id, self._clock.now()))
+        except BaseException:
+            self.leave(request.request_id)
+            raise
+
+    def leave(self, request_id: str) -> None:
+        """The client wants no more of it."""
+        del self._running[request_id]
+        with self._own_errors:
+            self._apply(self._core.cancel(request_id, self._clock.now()))
 
     def stop(self, request_id: str, index: int) -> None:
         """No more tokens of this sample are wanted."""
-        with self._own_errors():
+        with self._own_errors:
             self._apply(self._core.stop(request_id, index, self._clock.now()))
-
-    @contextmanager
-    def _own_errors(self) -> Iterator[None]:
-        """Around the core: what it refuses is for the caller; anything else means doubtful books: this life ends."""
-        try:
-            yield
-        except Exception as error:
-            if isinstance(error, IntegrityError) or not isinstance(error, HeadraceError):
-                self._on_failure(error)
-            raise
 
     # ---- events from the streams
 

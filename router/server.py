@@ -14,6 +14,7 @@ them. Each is a whole router with its own books, and listens on ports of its own
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 from pathlib import Path
@@ -112,6 +113,7 @@ async def serve(context: ProgramContext, make_metrics: type[FrontMetrics] = Fron
     try:
         await asyncio.gather(http.listening.wait(), admin.listening.wait())
         address, client_url, admin_url = (reached_at(each, config.host) for each in (rpc.address, http.url, admin.url))
+        _keep_what_is_here()
         context.report_ready(address=address, epoch=epoch, http=client_url, admin=admin_url)
         await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
         for task in working:
@@ -169,6 +171,17 @@ async def _drain(doors: asyncio.Future[Any], serving: asyncio.Future[None], drai
         _log.warning("cutting what still runs after %g s", drain_s)
         serving.cancel()
     await doors
+
+
+def _keep_what_is_here() -> None:
+    """What a router has by now it keeps: the garbage collector need not go through all of it again and again.
+
+    Nor look for cycles after every 700 objects, when requests leave next to none. It was 11 % of a request's time, a
+    third of it is left.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 10)
 
 
 async def _set(event: asyncio.Event) -> None:

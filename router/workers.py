@@ -19,12 +19,12 @@ the attempt, and left out of the sums once a Status has come after the worker ac
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from cluster.core.errors import Unavailable
 from cluster.core.keys import KEY_BYTES, BlockKey
-from cluster.core.protocol import PROTOCOL
 from cluster.stubs.watch_pb2 import Status, WatchEvent, WatchHello
-from router.facts import NOBODY, read_hello
+from router.facts import NOBODY, Facts, read_hello
 from router.figures import pairs_json
 from router.health import Health
 from router.lives import Lives
@@ -37,6 +37,9 @@ from router.rhythm import Rhythm
 BOTH_GONE_S = 1.0  # a worker whose session and watch have both broken is lost after this
 
 KeysOf = Callable[[Shape], list[BlockKey]]
+_Worker = TypeVar("_Worker")
+Pools = tuple[list[_Worker], list[_Worker]]
+"""Decode workers, and prefill workers."""
 
 
 @dataclass(slots=True)
@@ -184,30 +187,34 @@ class WorkerView:
         """connecting, mismatch: why, lost, suspect, starting, draining, or ready."""
         if not self.watch.open:
             return "connecting"
-        if self.facts.shape.protocol != PROTOCOL:
-            return f"mismatch: protocol {self.facts.shape.protocol}, this router speaks {PROTOCOL}"
-        if self.role not in ("prefill", "decode"):
-            return f"mismatch: unknown role {self.role!r}"
-        if self.facts.absurd:
-            return f"mismatch: {self.facts.absurd}"
+        if self.facts.mismatch:
+            return f"mismatch: {self.facts.mismatch}"
         if self.lost:
             return "lost"
         if self.role == "decode" and not self.session_ready():
             return "connecting"
         if now - self.watch.last_seen > self.rhythm.patience_s(suspect_s):
             return "suspect"
-        if self.status is None or not self.status.ready:
+        status = self.status
+        if status is None or not status.ready:
             return "starting"
-        return "draining" if self.status.draining or not self.member else "ready"
+        return "draining" if status.draining or not self.member else "ready"
 
     def load(self, now: float) -> WorkerLoad:
         """This worker for placement, without any prefix. Raises Unavailable before its first Status."""
         facts, report = self.facts, self.report
         if report is None:
             raise Unavailable(f"{self.address} is not ready")
-        fresh = [booking for booking in self.bookings.values() if not booking.reported]
-        unread = [(b.tokens, b.at, b.reported) for b in self.bookings.values() if b.tokens]
-        room = self.free_blocks - sum(booking.blocks for booking in fresh)
+        blocks = active = context = 0  # of what no status shows yet
+        unread: list[tuple[int, float, bool]] = []
+        for booking in self.bookings.values():
+            if not booking.reported:
+                blocks += booking.blocks
+                active += booking.sequences
+                context += booking.context
+            if booking.tokens:
+                unread.append((booking.tokens, booking.at, booking.reported))
+        room = self.free_blocks - blocks
         if now < self.health.refused_until:
             room = min(room, self.health.refused_blocks - 1)
         return WorkerLoad(
@@ -220,8 +227,8 @@ class WorkerView:
             rates=report.rates,
             queue=queue_now(report, unread, now, alone=self.role == "prefill"),
             window_tokens=report.status.window_tokens,
-            active=report.active + sum(b.sequences for b in fresh),
-            context=report.context + sum(b.context for b in fresh),
+            active=report.active + active,
+            context=report.context + context,
             room_blocks=room,
             cooling=self._cooling(now),
         )
@@ -241,6 +248,7 @@ class Workers:
         self.index = index
         self.by_address: dict[str, WorkerView] = {}
         self.lives = Lives()
+        self._limits: tuple[Pools[Facts], Limits] | None = None  # what fitted these last time
 
     def get(self, address: str) -> WorkerView | None:
         return self.by_address.get(address)
@@ -261,10 +269,17 @@ class Workers:
         """Workers of this role that may get new work."""
         return [w for w in self.by_address.values() if w.role == role and w.state(now, self.suspect_s) == "ready"]
 
+    def _ready_pools(self, now: float) -> "Pools[WorkerView]":
+        pools: Pools[WorkerView] = ([], [])
+        for worker in self.by_address.values():
+            if worker.state(now, self.suspect_s) == "ready":
+                pools[worker.role != "decode"].append(worker)
+        return pools
+
     def loads(self, now: float) -> Snapshot:
         """Every worker that may get new work, without any prefix."""
-        decode, prefill = (tuple(w.load(now) for w in self.ready(role, now)) for role in ("decode", "prefill"))
-        return lend(decode, prefill)
+        decode, prefill = self._ready_pools(now)
+        return lend([w.load(now) for w in decode], [w.load(now) for w in prefill])
 
     def for_request(self, loads: Snapshot, keys_of: KeysOf, without: set[str]) -> Snapshot:
         """`loads` with the prefix hits of one request. `without`: workers kept free for somebody else.
@@ -291,7 +306,13 @@ class Workers:
 
         Every request asks for it before it is queued: it looks at what workers are, not at what they have to do.
         """
-        decode, prefill = ([w.facts for w in self.ready(role, now)] for role in ("decode", "prefill"))
+        pools = self._ready_pools(now)
+        decode, prefill = known = [w.facts for w in pools[0]], [w.facts for w in pools[1]]
+        if self._limits is None or self._limits[0] != known:
+            self._limits = known, self._limits_of(decode, prefill, now)
+        return self._limits[1]
+
+    def _limits_of(self, decode: list[Facts], prefill: list[Facts], now: float) -> Limits:
         if not decode:
             raise Unavailable("no decode worker is ready")
         paired = pairable(decode, prefill)

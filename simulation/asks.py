@@ -58,9 +58,9 @@ class Asks:
         """The prompt's log-probabilities as well; of some requests nothing else."""
         if len(request.prompt) < 2:
             return request
-        asked = replace(request, prompt_logprobs=self._random.choice((0, 2)))
+        asked = request._replace(prompt_logprobs=self._random.choice((0, 2)))
         only = self._random.random() < 0.25 and request.grammar is None and not request.sampling.min_tokens
-        return replace(asked, max_tokens=0) if only else asked
+        return asked._replace(max_tokens=0) if only else asked
 
     def _with_rules(self, request: Request) -> Request:
         """Some of all rules there are."""
@@ -80,8 +80,8 @@ class Asks:
         if rng.random() < 0.3:
             how = replace(how, min_tokens=rng.randrange(1, request.max_tokens + 1))
         if rng.random() < 0.5:  # whose end is the end: ignore_eos contradicts it
-            return replace(request, sampling=how, grammar=rng.choice(GRAMMARS), ignore_eos=False)
-        return replace(request, sampling=how)
+            return request._replace(sampling=how, grammar=rng.choice(GRAMMARS), ignore_eos=False)
+        return request._replace(sampling=how)
 
     def _tokens(self, count: int) -> list[int]:
         return self._random.choices(range(VOCAB - 1), k=count)

@@ -1,6 +1,7 @@
 """What a client asked, in our terms, before it is known to be possible. HTTP and gRPC bodies both become an `Ask`."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.front.messages import ChatPrompt
 from router.front.tools.types import ToolUse
@@ -32,8 +33,7 @@ class Spelling:
     scored: str = "prompt_logprobs"
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """None is "not given". Values have their types and nothing more; bounds.py checks the rest.
 
     `show_stop`: the stop string that ends an answer is part of it; `show_special`: so are special tokens, by

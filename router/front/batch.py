@@ -7,8 +7,8 @@ for the dispatcher; the rest wait here and not in its queue. The first failure e
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from cluster.core.errors import DeadlineExceeded, InvalidRequest
@@ -52,10 +52,11 @@ async def prepare_all(front: FrontDoor, asks: Sequence[Ask], call: Call, public_
     if len(asks) > 1 and choices > most:
         message = f"{len(asks)} prompts with n answers each are {choices} choices, and at most {most} are allowed"
         raise InvalidRequest(message, param="prompt")
-    parts = []
+    parts: list[Part] = []
     for ask in asks:
+        if parts:
+            await asyncio.sleep(0)  # short texts are tokenised on the loop: others have their turn between two of them
         parts.append(Part(ask, await front.prepare(ask, call, public_id=public_id, tenant=tenant)))
-        await asyncio.sleep(0)  # short texts are tokenised on the loop: others have their turn between two of them
     if len(parts) > 1:  # each by itself is within bounds
         check_scored(((part.ask, len(part.request.prompt)) for part in parts), front.settings)
     return parts
@@ -121,7 +122,7 @@ class _Batch:
         left = part.request.deadline_s - (self._call.elapsed() - self._prepared_at)
         if left <= 0:
             raise DeadlineExceeded("the deadline passed before the last prompts could start")
-        request = replace(part.request, deadline_s=left)
+        request = part.request._replace(deadline_s=left)
         stack = await self._stack.enter_async_context(AsyncExitStack())
         generation = await stack.enter_async_context(
             self._front.open(request, self._call, part.ask, first=at * request.n)
@@ -133,13 +134,13 @@ class _Batch:
         self._steps[asyncio.ensure_future(anext(running.generation, None))] = running
 
 
-@asynccontextmanager
-async def open_all(front: FrontDoor, parts: Sequence[Part], call: Call) -> AsyncIterator[Answer]:
+def open_all(front: FrontDoor, parts: Sequence[Part], call: Call) -> AbstractAsyncContextManager[Answer]:
     """Admit every part. Raises Overloaded, Unavailable, DeadlineExceeded, RequestFailed, here or while reading."""
-    if len(parts) == 1:
-        async with front.open(parts[0].request, call, parts[0].ask) as generation:
-            yield generation
-        return
+    return front.open(parts[0].request, call, parts[0].ask) if len(parts) == 1 else _open_batch(front, parts, call)
+
+
+@asynccontextmanager
+async def _open_batch(front: FrontDoor, parts: Sequence[Part], call: Call) -> AsyncIterator[Answer]:
     async with AsyncExitStack() as stack:
         batch = _Batch(front, parts, call, stack)
         try:

@@ -18,6 +18,7 @@ from router.front.ask import Ask, Prompt, Spelling, TextPrompt, TokenPrompt
 from router.front.chat_bodies import MAX_TOOLS, Body, ChatMessage, ToolBody, ToolChoice, chat_prompt, tool_use
 from router.front.rules_body import RulesBody
 from router.front.tools.schema import demanded
+from router.front.tools.types import ToolUse
 from router.front.unsupported import refuse_unsupported
 from router.requests import Grammar
 
@@ -93,12 +94,21 @@ class InferenceBody(RulesBody):
             raise InvalidRequest("prompt_logprobs is not told in a stream", param="prompt_logprobs")
         return body
 
-    def _common(self, prompt: Prompt, spelling: Spelling, max_tokens: int | None, logprobs: int | None) -> Ask:
+    def _common(
+        self,
+        prompt: Prompt,
+        spelling: Spelling,
+        max_tokens: int | None,
+        logprobs: int | None,
+        *,
+        echo: bool = False,
+        tools: ToolUse | None = None,
+    ) -> Ask:
         grammar, grammar_field = self.grammar()
         return Ask(
             model=self.model,
             prompt=prompt,
-            spelling=replace(spelling, grammar=grammar_field),
+            spelling=spelling if grammar is None else replace(spelling, grammar=grammar_field),
             max_tokens=max_tokens,
             n=self.n,
             temperature=self.temperature,
@@ -112,6 +122,8 @@ class InferenceBody(RulesBody):
             priority=self.priority,
             show_stop=bool(self.include_stop_str_in_output),
             show_special=self.skip_special_tokens is False,
+            echo=echo,
+            tools=tools,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
@@ -152,13 +164,13 @@ class ChatBody(InferenceBody):
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         use = tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
         prompt = chat_prompt(self, () if use is None else use.tools)
-        ask = replace(self._common(prompt, spelling, older if newer is None else newer, logprobs), tools=use)
+        ask = self._common(prompt, spelling, older if newer is None else newer, logprobs, tools=use)
         if use is None or (schema := demanded(use)) is None:
             return [ask]
         if ask.grammar is not None:
             message = f"tool_choice demands a call, and {ask.spelling.grammar} says what the answer must look like"
             raise InvalidRequest(message, param=ask.spelling.grammar)
-        return [replace(ask, grammar=Grammar("json_schema", schema), spelling=replace(ask.spelling, grammar="tools"))]
+        return [ask._replace(grammar=Grammar("json_schema", schema), spelling=replace(ask.spelling, grammar="tools"))]
 
 
 class CompletionBody(InferenceBody):
@@ -178,9 +190,8 @@ class CompletionBody(InferenceBody):
         names = ["prompt"] if len(prompts) == 1 else [f"prompt[{at}]" for at in range(len(prompts))]
         scored = "logprobs" if self.prompt_logprobs is None else "prompt_logprobs"
         return [
-            replace(
-                self._common(prompt, Spelling(prompt=name, scored=scored), self.max_tokens, self.logprobs),
-                echo=bool(self.echo),
+            self._common(
+                prompt, Spelling(prompt=name, scored=scored), self.max_tokens, self.logprobs, echo=bool(self.echo)
             )
             for prompt, name in zip(prompts, names, strict=True)
         ]

@@ -40,7 +40,8 @@ def check_parameters(ask: Ask, settings: RouterSettings) -> None:
     """Everything that needs neither tokenizer nor workers."""
     spelt = {"max_tokens": ask.spelling.max_tokens, "logprobs": ask.spelling.logprobs}
     for name, allowed in ranges(settings).items():
-        allowed.check(spelt.get(name, name), getattr(ask, name))
+        if (value := getattr(ask, name)) is not None:
+            allowed.check(spelt.get(name, name), value)
     if ask.max_tokens == 0 and not ask.echo and ask.scored is None:
         param = ask.spelling.max_tokens
         raise InvalidRequest(f"{param} can be 0 only with echo or prompt_logprobs", param=param)

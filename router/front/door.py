@@ -8,10 +8,11 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from types import TracebackType
 from typing import Self
 
 from cluster.core.clock import Clock
@@ -30,7 +31,7 @@ from router.front.messages import ChatPrompt
 from router.front.metrics import Call, FrontMetrics
 from router.front.model_text import ModelText
 from router.front.prompt_scores import EchoedLogprobs, PromptLogprobs, PromptPart, ShownPrompt
-from router.front.stops import StopStrings
+from router.front.stops import NO_STOPS, StopStrings
 from router.front.text import Delta, SampleText, TextRules
 from router.front.tools.formats import fold_maker
 from router.front.tracing import Tracing, carrier_of
@@ -281,7 +282,7 @@ class FrontDoor:
             self.text.tokenizer,
             frozenset(ends),
             request.max_tokens,
-            StopStrings(request.stop, shown=ask.show_stop),
+            StopStrings(request.stop, shown=ask.show_stop) if request.stop else NO_STOPS,
             fresh=ask.fresh,
             special=ask.show_special,
             calls=None if ask.tools is None or kind is None else fold_maker(ask.tools, kind),
@@ -338,14 +339,22 @@ async def or_unavailable(begun: Callable[[], bool]) -> AsyncIterator[None]:
         raise Unavailable(str(error)) from error
 
 
-@asynccontextmanager
-async def until_deadline(request: Request) -> AsyncIterator[None]:
+class UntilDeadline:
     """Around everything that serves `request`, writing included. Raises DeadlineExceeded.
 
     The dispatcher ends a request at its deadline; this ends the wait for a client that does not read its answer.
     """
-    try:
-        async with asyncio.timeout(request.deadline_s + DEADLINE_GRACE_S):
-            yield
-    except TimeoutError:
-        raise DeadlineExceeded("the client did not take its answer before the deadline") from None
+
+    def __init__(self, request: Request) -> None:
+        self._timeout = asyncio.timeout(request.deadline_s + DEADLINE_GRACE_S)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError:
+            raise DeadlineExceeded("the client did not take its answer before the deadline") from None

@@ -19,7 +19,7 @@ Found = tuple[Grammar, str]
 
 
 def grammar_of(fields: Mapping[str, object]) -> Found | None:
-    """The grammar that a body's fields (all of GRAMMAR_FIELDS, as parsed from JSON) ask for; None: they ask for none.
+    """The grammar that a body's fields (those of GRAMMAR_FIELDS, parsed from JSON) ask for; None: they ask for none.
 
     Raises InvalidRequest naming the field.
     """

@@ -31,7 +31,7 @@ from cluster.rpc import Metadata, authorization_of
 from cluster.stubs import inference_pb2 as pb
 from cluster.stubs.inference_pb2_grpc import InferenceServicer
 from router.front.ask import Ask, Prompt, Spelling, TextPrompt, TokenPrompt
-from router.front.door import FrontDoor, Generation, or_unavailable, until_deadline
+from router.front.door import FrontDoor, Generation, UntilDeadline, or_unavailable
 from router.front.errors_http import log_failure, retry_after_s
 from router.front.grammar_fields import choice_grammar
 from router.front.messages import ROLES, ChatPrompt, ChatTurn
@@ -124,7 +124,7 @@ class InferenceService(InferenceServicer):
         left = context.time_remaining()
         request = await front.prepare(ask, call, public_id=told.public_id, tenant=tenant, deadline_s=left)
         try:
-            async with until_deadline(request), front.permitted(tenant, [request], call):
+            async with UntilDeadline(request), front.permitted(tenant, [request], call):
                 begun = or_unavailable(lambda: told.prompt_told or call.receipt.begun)
                 async with begun, front.open(request, call, ask) as generation:
                     told.trace = generation.trace

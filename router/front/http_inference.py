@@ -17,8 +17,7 @@ comments before `[DONE]`, which clients ignore.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 import orjson
@@ -30,7 +29,7 @@ from router.front import sse
 from router.front.auth import tenant_of
 from router.front.batch import Answer, Part, open_all, prepare_all
 from router.front.bodies import ChatBody, CompletionBody, InferenceBody
-from router.front.door import FrontDoor, or_unavailable, until_deadline
+from router.front.door import FrontDoor, UntilDeadline, or_unavailable
 from router.front.errors_http import error_body, error_headers, error_object, log_failure, status_of
 from router.front.http_body import WhileConnected, read_json
 from router.front.keep_alive import KeepAlive
@@ -107,21 +106,23 @@ class InferenceEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         traced = (b"x-headrace-trace", b"1") in scope["headers"]
-        reply = Reply(send, public_id := public_id_of(scope), traced=traced)
-        async with telling(reply, public_id):
-            with self._front.call(self._api, scope["headers"]) as call:
-                if call.span is not None:
-                    reply.context = call.span.context()
-                raw = await read_json(scope, receive, self._front.settings)
-                self._front.check_room(tenant := tenant_of(scope))
-                async with WhileConnected(receive):
-                    await self._serve(raw, tenant, reply, call)
+        reply = Reply(send, public_id_of(scope), traced=traced)
+        await telling(reply, self._take(scope, receive, reply))
+
+    async def _take(self, scope: Scope, receive: Receive, reply: Reply) -> None:
+        with self._front.call(self._api, scope["headers"]) as call:
+            if call.span is not None:
+                reply.context = call.span.context()
+            raw = await read_json(scope, receive, self._front.settings)
+            self._front.check_room(tenant := tenant_of(scope))
+            async with WhileConnected(receive):
+                await self._serve(raw, tenant, reply, call)
 
     async def _serve(self, raw: bytes, tenant: Tenant, reply: Reply, call: Call) -> None:
         body = self._body.parse(raw)
         parts = await prepare_all(self._front, body.asks(), call, reply.public_id, tenant)
         requests = [part.request for part in parts]
-        async with until_deadline(requests[0]), self._front.permitted(tenant, requests, call):
+        async with UntilDeadline(requests[0]), self._front.permitted(tenant, requests, call):
             await self._answer(body, parts, reply, call)
 
     async def _answer(self, body: InferenceBody, parts: Sequence[Part], reply: Reply, call: Call) -> None:
@@ -180,11 +181,10 @@ def inference_routes(front: FrontDoor) -> dict[str, InferenceEndpoint]:
     }
 
 
-@asynccontextmanager
-async def telling(reply: Reply, public_id: str) -> AsyncIterator[None]:
-    """Around all that serves one HTTP request: however it fails, a client that is there is told, in OpenAI's shape."""
+async def telling(reply: Reply, serving: Awaitable[None]) -> None:
+    """All that serves one HTTP request: however it fails, a client that is there is told, in OpenAI's shape."""
     try:
-        yield
+        await serving
     except ClientGone:
         return
     except asyncio.CancelledError:
@@ -192,7 +192,7 @@ async def telling(reply: Reply, public_id: str) -> AsyncIterator[None]:
     except HeadraceError as error:
         await _tell(reply, error)
     except Exception as error:  # the one guard around a request (I8)
-        log_failure(log, public_id, error)
+        log_failure(log, reply.public_id, error)
         await _tell(reply, error)
 
 
@@ -212,9 +212,10 @@ async def _stream(answer: Answer, shape: Shape, reply: Reply, receipt: Receipt, 
                 continue
             if alive.saying is not None:
                 await alive.saying
-            await start()
+            if not reply.started:
+                await start()
             receipt.hold(delta)
-            if events := b"".join(sse.event(chunk) for chunk in shape.chunks(delta)):
+            if events := b"".join(map(sse.event, shape.chunks(delta))):
                 await reply.write(events, more=True)
                 receipt.handed(delta.index)
                 alive.wrote()

@@ -63,14 +63,13 @@ class TokensEndpoint:
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(send, public_id := public_id_of(scope))
-        async with telling(reply, public_id):
-            raw = await read_json(scope, receive, self._front.settings)
-            async with WhileConnected(receive):
-                await self._serve(raw, reply)
+        reply = Reply(send, public_id_of(scope))
+        await telling(reply, self._serve(scope, receive, reply))
 
-    async def _serve(self, raw: bytes, reply: Reply) -> None:
-        await reply.whole(200, orjson.dumps(await self._answer(self._front, raw)), {})
+    async def _serve(self, scope: Scope, receive: Receive, reply: Reply) -> None:
+        raw = await read_json(scope, receive, self._front.settings)
+        async with WhileConnected(receive):
+            await reply.whole(200, orjson.dumps(await self._answer(self._front, raw)), {})
 
 
 async def tokenize(front: FrontDoor, raw: bytes) -> Json:

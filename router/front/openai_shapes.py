@@ -6,6 +6,7 @@ streams are: [role chunk, chat only] text chunks, one finish chunk per sample, t
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cluster.core.ids import new_request_id
 from router.front.prompt_scores import PromptPart, ShownPrompt, finite, likely
@@ -17,8 +18,7 @@ from router.front.usage import Usage
 Json = dict[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
+class AnswerHead(NamedTuple):
     """What every message of one answer repeats. `top`: alternatives per token; None: no log-probabilities."""
 
     answer_id: str
@@ -57,16 +57,17 @@ class _Shape:
 
     def __init__(self, head: AnswerHead) -> None:
         self._head = head
+        self._chunk_frame = self._frame(self.object_chunk)
 
     def usage_chunk(self, usage: Usage) -> Json:
-        return {**self._frame(self.object_chunk), "choices": [], "usage": usage_json(usage)}
+        return {**self._chunk_frame, "choices": [], "usage": usage_json(usage)}
 
     def _frame(self, kind: str) -> Json:
         head = self._head
         return {"id": head.answer_id, "object": kind, "created": head.created, "model": head.model}
 
     def _chunk(self, choice: Json) -> Json:
-        chunk = {**self._frame(self.object_chunk), "choices": [choice]}
+        chunk = {**self._chunk_frame, "choices": [choice]}
         if self._head.include_usage:  # OpenAI: null in every chunk but the last
             chunk["usage"] = None
         return chunk

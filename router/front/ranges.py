@@ -1,6 +1,7 @@
 """What numbers may be: the table that bounds.py checks by and that the OpenAPI document shows (openapi/limits.py)."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cluster.core.config import RouterSettings
 from cluster.core.errors import InvalidRequest
@@ -34,15 +35,20 @@ BIAS = Range(-100, 100)  # of each entry of logit_bias
 
 
 def ranges(settings: RouterSettings) -> dict[str, Range]:
-    """Field of an `Ask` -> its range."""
+    """Field of an `Ask` -> its range. Not to be changed: every request is checked by the same ones."""
+    return _ranges(settings.max_n, settings.max_logprobs)
+
+
+@lru_cache
+def _ranges(max_n: int, max_logprobs: int) -> dict[str, Range]:
     return {
         "temperature": Range(0, 2),
         "top_p": Range(0, 1, above=True),
         "top_k": Range(-1, INT32_MAX),
-        "n": Range(1, settings.max_n),
+        "n": Range(1, max_n),
         "max_tokens": Range(0, INT32_MAX),  # 0 where the prompt is answered with: bounds.py
-        "logprobs": Range(0, settings.max_logprobs),
-        "prompt_logprobs": Range(0, settings.max_logprobs),
+        "logprobs": Range(0, max_logprobs),
+        "prompt_logprobs": Range(0, max_logprobs),
         "seed": Range(-(1 << 63), SEED_MASK),
         "presence_penalty": Range(-2, 2),
         "frequency_penalty": Range(-2, 2),

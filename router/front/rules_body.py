@@ -63,4 +63,7 @@ class RulesBody(Body):
 
     def grammar(self) -> tuple[Grammar | None, str]:
         """What the answer must look like, and the field that says so. Raises InvalidRequest naming the field."""
-        return grammar_of({name: getattr(self, name) for name in GRAMMAR_FIELDS}) or (None, "")
+        given = GRAMMAR_FIELDS.keys() & self.model_fields_set
+        if not given:  # nearly all
+            return None, ""
+        return grammar_of({name: getattr(self, name) for name in given}) or (None, "")

@@ -62,6 +62,9 @@ class StopStrings:
         return self.next[state].get(char, 0)
 
 
+NO_STOPS = StopStrings(())
+
+
 class StopScan:
     """One text being watched."""
 

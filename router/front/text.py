@@ -15,7 +15,7 @@ replay agree by construction.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from router.front.stops import StopScan, StopStrings
 from router.front.tokenizer import Tokenizer
@@ -27,8 +27,7 @@ from router.requests import EndReason, TokenLogprob
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-@dataclass(frozen=True, slots=True)
-class TextRules:
+class TextRules(NamedTuple):
     """What ends a sample and how its tokens read; shared by the samples of a request.
 
     `end_ids`: ids that end it and are not shown. `fresh`: the text starts a message of its own, so the space that some
@@ -47,9 +46,9 @@ class TextRules:
     min_tokens: int = 0
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """What a token adds to the text; None: nothing."""
+        """What a token adds to the text, special ones by name."""
         token = self.tokenizer.token_bytes(token_id)
-        return self.tokenizer.label(token_id).encode() if token is None and self.special else token
+        return self.tokenizer.label(token_id).encode() if token is None else token
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class TokenEntry:
     shown: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which is most of the cost of making one, and there is one for every token
 class Delta:
     """What one step adds to a sample. `ids` are those counted by it; `entries` come with the text they belong to.
 
@@ -141,6 +140,8 @@ class SampleText:
         if alone or self._calls is not None or not rules.stops.empty:
             return at + 1
         end = min(len(ids), at + max(1, rules.max_tokens - self.completion_tokens))
+        if rules.end_ids.isdisjoint(ids):
+            return end
         return next((i + 1 for i in range(at, end) if ids[i] in rules.end_ids), end)
 
     def _take(self, piece: Sequence[int], logprob: TokenLogprob | None, step: _Step) -> None:
@@ -150,7 +151,8 @@ class SampleText:
         self.completion_tokens += len(piece)
         ends = last in rules.end_ids
         shown = piece[:-1] if ends else piece
-        texts = [part for token in shown if (part := rules.bytes_of(token)) is not None]
+        bytes_of = rules.bytes_of if rules.special else rules.tokenizer.token_bytes
+        texts = [part for token in shown if (part := bytes_of(token)) is not None]
         contributed = None
         if texts:
             contributed, text = self._utf8.feed(b"".join(texts))

@@ -14,6 +14,7 @@ was handed to the client's socket, which is all of it unless somebody left or so
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster.usage import NOTHING, Sums
 from router.front.text import Delta
@@ -24,8 +25,7 @@ Characters = int | Callable[[], int]
 """Of a prompt: known, or worked out when something of its answer was handed over; no first token waits for that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens. `completion` includes each sample's ending token; `cached`: prompt positions that nobody computed."""
 
     prompt: int

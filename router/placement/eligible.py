@@ -14,8 +14,7 @@
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from router.placement.estimate import estimate
 from router.placement.types import Demand, Estimate, NoPair, Placement, Shape, Snapshot, Wait, WorkerLoad, difference
@@ -34,8 +33,7 @@ class HasShape(Protocol):
 Shaped = TypeVar("Shaped", bound=HasShape)
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """The candidates. `prefill`: those that could hold the prompt, by shape; `ready`: those that take it now."""
 
     demand: Demand

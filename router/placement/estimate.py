@@ -16,15 +16,14 @@
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.placement.types import Demand, Estimate, WorkerLoad
 
 ANSWER_TOKENS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """What it takes a worker to read the rest of a prompt."""
 
     worker: WorkerLoad
@@ -34,32 +33,36 @@ class Reading:
 
 def reading(worker: WorkerLoad, demand: Demand) -> Reading:
     """A prefill worker reads the prompt."""
-    tokens, rates = demand.tokens, worker.rates
-    missing = worker.missing(tokens)
-    queue_ms = 0.0
-    if worker.queue:
-        queue_ms = (displaced(worker.queue, missing) + rates.chunk_tokens / 2) / rates.tokens_per_s * 1000
-    return Reading(worker, queue_ms, rates.compute_ms(tokens - missing, tokens))
+    missing = worker.missing(demand.tokens)
+    return _alone(worker, demand.tokens, missing, displaced(worker.queue, missing))
 
 
 def local_reading(decode: WorkerLoad, demand: Demand) -> Reading:
     """A decode worker reads the prompt between the steps of its streams."""
-    alone = reading(decode, demand)
+    missing = decode.missing(demand.tokens)
+    others = displaced(decode.queue, missing)
+    alone = _alone(decode, demand.tokens, missing, others)
     if not decode.active:
         return alone
-    missing = decode.missing(demand.tokens)
-    steps = -(-(displaced(decode.queue, missing) + missing) // decode.rates.local_chunk_tokens)
+    steps = -(-(others + missing) // decode.rates.local_chunk_tokens)
     between_ms = steps * decode.rates.step_ms(decode.active, decode.context)
     return Reading(decode, alone.queue_ms + between_ms, alone.compute_ms)
 
 
 def displaced(queue: Iterable[int], missing: int) -> int:
     """Positions of waiting that a prompt of `missing` positions adds to a queue that serves the shortest first."""
-    return sum(min(other, missing) for other in queue)
+    return sum([other if other < missing else missing for other in queue])
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+def _alone(worker: WorkerLoad, tokens: int, missing: int, others: int) -> Reading:
+    """Where nothing but prompts runs. `others`: see `displaced`."""
+    rates, queue_ms = worker.rates, 0.0
+    if worker.queue:
+        queue_ms = (others + rates.chunk_tokens / 2) / rates.tokens_per_s * 1000
+    return Reading(worker, queue_ms, rates.compute_ms(tokens - missing, tokens))
+
+
+class Answer(NamedTuple):
     """What a decode worker lacks of the prompt's KV, and the first tokens of the answer there."""
 
     worker: WorkerLoad

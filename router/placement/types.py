@@ -3,7 +3,7 @@
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from cluster.core.kv_dtypes import ITEM_BYTES, SCALE_BYTES
 from router.placement.rates import Rates
@@ -92,8 +92,7 @@ class WorkerLoad:
         return fits and not self.cooling
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """Every worker that may get new work now."""
 
     decode: tuple[WorkerLoad, ...]
@@ -130,8 +129,7 @@ class Demand:
         return min(worst, held)
 
 
-@dataclass(frozen=True, slots=True)
-class Considered:
+class Considered(NamedTuple):
     """One pair that was compared, for people: names of the workers, and the terms of its cost, which is their sum.
 
     `prefill` is empty where decode would prefill by itself.
@@ -142,8 +140,7 @@ class Considered:
     terms_ms: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """Milliseconds that one choice should take, by part. `prefill` empty: the decode worker reads the prompt."""
 
     decode: str
@@ -165,8 +162,7 @@ class Estimate:
         return Considered(self.decode, self.prefill, {**terms, "decode": self.decode_ms})
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where a request goes. `local`: D is expected to prefill by itself, even if `prefill` is not empty.
 
     `local_max_tokens`: what D is told; with at most so many positions to compute it does prefill by itself.

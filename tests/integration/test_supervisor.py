@@ -110,7 +110,7 @@ def test_the_same_list_is_passed_on_each_time_it_is_told(tmp_path: Path) -> None
     with hearing:
         for _ in range(2):
             supervisor.set_members([PEER], {"decode": 1})
-            hearing.until_line(encode(MembersLine((PEER,), {"decode": 1})).decode())
+            hearing.until_line(encode(MembersLine((PEER,), desired={"decode": 1})).decode())
         supervisor.stop(PATIENCE_S)
 
 

@@ -112,10 +112,10 @@ async def test_what_is_desired_is_there_for_who_looks_and_wakes_nobody() -> None
     membership = Membership()
     assert membership.desired is None
     updates = membership.updates()
-    membership.replace((DECODE,), {"decode": 1})
+    membership.replace((DECODE,), desired={"decode": 1})
     assert await anext(updates) == (DECODE,)
     waiting = asyncio.ensure_future(anext(updates))
-    membership.replace((DECODE,), {"decode": 2})
+    membership.replace((DECODE,), desired={"decode": 2})
     await asyncio.sleep(0)
     assert membership.desired == {"decode": 2}
     assert not waiting.done()

@@ -212,7 +212,7 @@ def test_company_and_chunks_change_no_bit(
 @pytest.mark.parametrize("factor", [30.0, 3000.0])
 def test_scores_that_are_far_apart_change_no_bit(factor: float, amx: bool, tmp_path: Path) -> None:
     """Weights that outgrow the first guess of their size are made once more, and those too small for a float are 0."""
-    folder = make_checkpoint(tmp_path, "llama", **{**WIDE, "head_dim": 64})
+    folder = make_checkpoint(tmp_path, "llama", 0, **{**WIDE, "head_dim": 64})
     tensors = load_file(folder / "model.safetensors")
     for name in tensors:
         if "q_proj" in name:

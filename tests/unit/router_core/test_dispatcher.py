@@ -1,7 +1,6 @@
 """The dispatcher's core, one situation at a time: admission, placement, membership, ends."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -177,8 +176,8 @@ def test_no_prefill_asks_others_first_then_decode_does_it_alone() -> None:
 
 def test_the_deadline_cancels_the_attempt() -> None:
     made = world()
-    running = made.ask(replace(request("r", prompt=(99,), max_tokens=100), deadline_s=3.0))
-    waiting = made.ask(replace(request("w", prompt=(1,) * 240, max_tokens=9), deadline_s=3.0))
+    running = made.ask(request("r", prompt=(99,), max_tokens=100)._replace(deadline_s=3.0))
+    waiting = made.ask(request("w", prompt=(1,) * 240, max_tokens=9)._replace(deadline_s=3.0))
     for _ in range(13):
         made.advance()
     assert isinstance(waiting.outcomes[0], DeadlineExceeded)

@@ -1,7 +1,5 @@
 """No decode worker is left that could go on: who waits for another one, and for how long."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -158,7 +156,7 @@ def test_a_stream_outlasts_a_time_in_which_no_pair_fits() -> None:
 
 def test_log_probabilities_of_a_prompt_that_were_delivered_are_a_beginning() -> None:
     made = world()
-    client = made.ask(replace(request("scored", prompt=tuple(range(1, 10))), prompt_logprobs=0))
+    client = made.ask(request("scored", prompt=tuple(range(1, 10)))._replace(prompt_logprobs=0))
     mute(made)
     attempt = submits(made.workers["d0:1"])[-1].attempt
     rows = np.full(2, -1.0, "<f4").tobytes(), np.full(2, 1, "<i4").tobytes()

@@ -19,7 +19,7 @@ def ask(**fields: object) -> Ask:
     base = Ask(
         model="m", prompt=TokenPrompt(()), spelling=Spelling(prompt="messages", max_tokens="max_completion_tokens")
     )
-    return replace(base, **fields)  # type: ignore[arg-type]
+    return base._replace(**fields)  # type: ignore[arg-type]
 
 
 def blocks(tokens: int, size: int) -> int:

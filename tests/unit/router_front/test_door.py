@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -138,7 +137,7 @@ async def test_tokens_behind_an_end_are_no_gap_of_their_sample_and_do_not_make_i
             TokenEvent(1, (66,), end="length"),
         ]
     )
-    asked = replace(ask(TokenPrompt((1, 2))), n=2)
+    asked = ask(TokenPrompt((1, 2)))._replace(n=2)
     request = await rig.front.prepare(asked, rig.call, public_id="p")
     waits = iter((0, 4, 6, 0))
     async with rig.front.open(request, rig.call, asked) as generation:
@@ -174,7 +173,7 @@ async def test_what_the_controller_wants_is_told_where_that_is_known() -> None:
         return [value("headrace_desired_programs", {"pool": pool}) for pool in ("prefill", "decode", "router")]
 
     assert wanted() == [None, None, None]
-    rig.front.members.replace((), {"prefill": 0, "decode": 2, "router": 1})
+    rig.front.members.replace((), desired={"prefill": 0, "decode": 2, "router": 1})
     assert wanted() == [0, 2, 1]
     rig.front.members.replace(())
     assert wanted() == [None, None, None]
