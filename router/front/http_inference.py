@@ -212,7 +212,8 @@ async def _stream(answer: Answer, shape: Shape, reply: Reply, receipt: Receipt, 
                 continue
             if alive.saying is not None:
                 await alive.saying
-            await start()
+            if not reply.started:
+                await start()
             receipt.hold(delta)
             if events := b"".join(sse.event(chunk) for chunk in shape.chunks(delta)):
                 await reply.write(events, more=True)
