@@ -128,7 +128,9 @@ class RouterSettings(Settings):
         32,
         description="requests that lost their worker or place and are computed again at a time, before new ones",
     )
-    max_attempts: Positive = Field(4, description="so many tries that workers fail, and the request fails")
+    max_attempts: Positive = Field(
+        4, description="so many tries that workers fail, and the request fails; not silences after it got on"
+    )
     sse_keep_alive_s: Annotated[float, Field(ge=0)] = Field(
         15.0,
         description="a stream of events gets a comment line after so long a silence, before a proxy cuts it; 0: none",
@@ -197,8 +199,8 @@ class TimingSettings(Settings):
     )
     suspect_s: PositiveSeconds = Field(
         3.0,
-        description="a worker silent so long gets no new work; on every stream: its work goes elsewhere. One that is "
-        "seen to beat slowly: six of its intervals, at most three times this. At least 2 x heartbeat_s",
+        description="a worker silent so long, or for six of the intervals it is seen to beat at (at most three times "
+        "this), gets no new work; on every stream: its work goes elsewhere. At least 2 x heartbeat_s",
     )
     resume_s: PositiveSeconds = Field(
         5.0,

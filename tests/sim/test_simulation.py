@@ -49,7 +49,7 @@ def test_the_seeds_together_met_every_fault_and_successes_dominate() -> None:
     limits = ("RateLimited", "killed in a hunt", "several failovers")
     for what in (*met, *ends, *story, *limits):
         assert seen[what], f"no seed met {what}"
-    honest = ("Overloaded", "Unavailable", "DeadlineExceeded", "RequestFailed", "QuotasUnavailable")
+    honest = ("Overloaded", "Unavailable", "DeadlineExceeded", "RequestFailed", "BrokenOff", "QuotasUnavailable")
     failed = sum(usual[name] for name in honest)
     assert usual["ok"] > 10 * failed, f"{usual['ok']} successes, {failed} honest failures"
 
@@ -86,4 +86,4 @@ def test_a_world_without_faults_serves_everybody() -> None:
         verdict = simulate(seed, faults=False)
         assert not verdict.violation, verdict.line()
         assert not verdict.faults
-        assert not set(verdict.outcomes) & {"Unavailable", "RequestFailed", "reset"}
+        assert not set(verdict.outcomes) & {"Unavailable", "RequestFailed", "BrokenOff", "reset"}
