@@ -16,6 +16,7 @@ Losing the store stops nothing: the last known counts hold; a controller that ne
 
 import asyncio
 import logging
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -312,3 +313,10 @@ class Controller:
                     await self._changed.wait()
         except TimeoutError:
             return
+
+
+def leave_when_done(running: "asyncio.Future[None]") -> None:
+    """A controller's loop never ends by itself: if it does, this process ends, and a new controller takes over."""
+    if not running.cancelled():
+        _log.critical("the controller's loop ended", exc_info=running.exception())
+        signal.raise_signal(signal.SIGKILL)

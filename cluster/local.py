@@ -154,4 +154,5 @@ class LocalCluster:
         supervisors = dict(self._supervisors)
         roles = [role_of(name) for name in supervisors]
         for supervisor in supervisors.values():
-            supervisor.set_members(members, {role: roles.count(role) for role in ROLES})
+            supervisor.set_desired({role: roles.count(role) for role in ROLES})
+            supervisor.set_members(members)

@@ -12,6 +12,7 @@ statuses, counts and member lists passes through Ray: no token and no KV byte.
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -26,7 +27,7 @@ import ray.util
 from ray.exceptions import GetTimeoutError, RayError
 
 from cluster.config import ray_redis_from_environment
-from cluster.controller import ClusterStatus, Controller, LaunchFailed
+from cluster.controller import ClusterStatus, Controller, LaunchFailed, leave_when_done
 from cluster.core.clock import SystemClock
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import HeadraceError
@@ -97,8 +98,11 @@ class SupervisorActor:
     def status(self) -> ProgramStatus:
         return self._supervisor.status()
 
-    def set_members(self, members: tuple[Member, ...], desired: Counts | None = None) -> None:
-        self._supervisor.set_members(members, desired)
+    def set_members(self, members: tuple[Member, ...]) -> None:
+        self._supervisor.set_members(members)
+
+    def set_desired(self, desired: Counts | None) -> None:
+        self._supervisor.set_desired(desired)
 
     def stop(self) -> None:
         self._supervisor.stop(self._patience_s)
@@ -113,7 +117,7 @@ class ControllerActor:
         store = open_store(config, layout.run_dir.desired_file)
         self._controller = Controller(RayLauncher(layout), store, initial_counts(config))
         self._running = asyncio.ensure_future(self._controller.run())
-        self._running.add_done_callback(_leave_when_done)
+        self._running.add_done_callback(leave_when_done)
 
     async def report(self, status: ProgramStatus) -> None:
         self._controller.report(status)
@@ -170,7 +174,9 @@ class RayLauncher:
     def push(self, name: str, members: tuple[Member, ...], desired: Counts | None) -> None:
         if (handle := self._handles.get(name)) is None:
             raise LaunchFailed(f"no supervisor of {name} is known")
-        handle.set_members.remote(members, desired)
+        with contextlib.suppress(AttributeError):  # a supervisor of an older version does not know of it
+            handle.set_desired.remote(desired)
+        handle.set_members.remote(members)
 
     async def _names(self) -> list[str]:
         listed = await _in_thread(ray.util.list_named_actors, _ANSWER_S)
@@ -391,10 +397,3 @@ async def _in_thread(call: Callable[[], T], patience_s: float) -> T:
         raise LaunchFailed(f"Ray did not answer within {patience_s:g} s") from error
     except (RayError, ValueError, ConnectionError, RuntimeError) as error:
         raise LaunchFailed(str(error)) from error
-
-
-def _leave_when_done(running: "asyncio.Future[None]") -> None:
-    """The controller's loop never ends by itself: if it did, a new controller must take over."""
-    if not running.cancelled():
-        _log.critical("the controller's loop ended", exc_info=running.exception())
-        signal.raise_signal(signal.SIGKILL)

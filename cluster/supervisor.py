@@ -125,10 +125,15 @@ class Supervisor:
         with self._lock:
             return self._status
 
-    def set_members(self, members: Sequence[Member], desired: Mapping[Role, int] | None = None) -> None:
-        """The cluster's programs, all of them, and how many are desired; told to the program and its successors."""
+    def set_desired(self, desired: Mapping[Role, int] | None) -> None:
+        """How many programs there should be; told with the next list of those there are."""
         with self._lock:
-            self._members = MembersLine(tuple(members), desired=None if desired is None else dict(desired))
+            self._members = MembersLine(self._members.members, desired=None if desired is None else dict(desired))
+
+    def set_members(self, members: Sequence[Member]) -> None:
+        """The cluster's programs, all of them; given to the program, and to its successors."""
+        with self._lock:
+            self._members = MembersLine(tuple(members), desired=self._members.desired)
             self._told += 1
             self._told_at = self._clock.now()
             self._lock.notify_all()

@@ -2,7 +2,7 @@
 
 1. Read and parse the body; admit the request. Any error so far is a proper HTTP status.
 2. Headers go out with the first token (I4; FAULTS F04), so an attempt that fails before it is still a 5xx. A stream
-   that has nothing to say for `router.sse_keep_alive_s`, in the queue as well, says so by a comment: they go with that.
+   that has nothing more to say for `router.sse_keep_alive_s` says so by a comment.
 3. What was handed over is counted (usage.py); where routers share a book, it is there before the last byte goes.
 4. A failure after that is an error event, no `[DONE]`, and the connection is closed in mid-body: no client can take
    the answer for a whole one.
@@ -197,13 +197,9 @@ async def telling(reply: Reply, serving: Awaitable[None]) -> None:
 
 
 async def _stream(answer: Answer, shape: Shape, reply: Reply, receipt: Receipt, keep_alive_s: float) -> None:
-    async def start() -> None:
-        if not reply.started:
-            await reply.start(200, {**sse.HEADERS, **trace_headers(answer.trace)})
-
     async def comment() -> None:
-        await start()
-        await reply.write(_STILL_HERE, more=True)
+        if reply.started:
+            await reply.write(_STILL_HERE, more=True)
 
     async with KeepAlive(comment, keep_alive_s) as alive:
         async for delta in answer:
@@ -213,7 +209,7 @@ async def _stream(answer: Answer, shape: Shape, reply: Reply, receipt: Receipt, 
             if alive.saying is not None:
                 await alive.saying
             if not reply.started:
-                await start()
+                await reply.start(200, {**sse.HEADERS, **trace_headers(answer.trace)})
             receipt.hold(delta)
             if events := b"".join(map(sse.event, shape.chunks(delta))):
                 await reply.write(events, more=True)

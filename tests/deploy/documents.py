@@ -17,7 +17,7 @@ RUN = ("headrace", "curl", "tail", "export")
 
 NEEDS_NO_CLUSTER = {"config", "model", "sim", "up"}
 NOT_RUN = {
-    "node": "a machine of its own: tests/deploy/test_pods.py runs it as pods do",
+    "node": "a machine of its own: tests/integration/test_pods.py runs it as pods do",
     "leave": "the same",
     "--seeds": "many worlds take many minutes: tests/sim plays them",
 }

@@ -61,6 +61,17 @@ def test_pods_share_nothing_with_their_node(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_the_restricted_profile_of_pod_security_takes_what_adds_no_capability(name: str) -> None:
+    """What it wants beside the above, by its definition: kinds of volumes, safe sysctls, no port of the node."""
+    for path, pod in ALL[name].pods().items():
+        kinds = {key for volume in pod.get("volumes", []) for key in volume if key != "name"}
+        assert kinds <= {"configMap", "secret", "emptyDir", "persistentVolumeClaim"}, path
+        sysctls = {each["name"] for each in pod["securityContext"].get("sysctls", [])}
+        assert sysctls <= {"net.ipv4.ip_local_port_range"}, path
+        assert not [port for each in pod["containers"] for port in each["ports"] if "hostPort" in port], path
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_capabilities_are_those_of_the_planes(name: str) -> None:
     """IPC_LOCK for RDMA, SYS_PTRACE for CMA: in workers, and not in what fetches their model."""
     rendered = ALL[name]

@@ -109,7 +109,8 @@ def test_the_same_list_is_passed_on_each_time_it_is_told(tmp_path: Path) -> None
     supervisor.start()
     with hearing:
         for _ in range(2):
-            supervisor.set_members([PEER], {"decode": 1})
+            supervisor.set_desired({"decode": 1})
+            supervisor.set_members([PEER])
             hearing.until_line(encode(MembersLine((PEER,), desired={"decode": 1})).decode())
         supervisor.stop(PATIENCE_S)
 

@@ -113,14 +113,14 @@ def test_a_stream_that_is_silent_in_its_midst_gets_a_comment_each_time(loop: Vir
     assert asked.outcomes == {"ok"}
 
 
-def test_so_does_one_that_waits_for_its_first_token(loop: VirtualLoop) -> None:
+def test_before_its_first_token_nothing_goes_out(loop: VirtualLoop) -> None:
     asked = Asked(loop)
     asked.wait(1.5 * EVERY_S)
     asked.steps += [A, END]
     asked.run()
     assert (asked.status, asked.headers[b"content-type"][:17]) == (200, b"text/event-stream")
-    assert asked.comments == [EVERY_S]
-    assert b'"text":"A"' in whole(asked.written)
+    assert asked.comments == []
+    assert asked.sent[0][0] == 1.5 * EVERY_S
 
 
 def test_the_silence_counts_from_the_last_token(loop: VirtualLoop) -> None:
@@ -162,12 +162,22 @@ def test_switched_off_or_not_a_stream_nothing_is_said(loop: VirtualLoop, stream:
 
 def test_a_failure_after_a_comment_is_an_event_without_done(loop: VirtualLoop) -> None:
     asked = Asked(loop)
+    asked.steps.append(A)
     asked.wait(1.5 * EVERY_S)
     asked.steps.append(Unavailable("nobody is ready"))
     asked.run()
+    assert asked.comments == [EVERY_S]
     assert b'"code":"unavailable"' in whole(asked.written)
     assert b"[DONE]" not in whole(asked.written)
     assert asked.outcomes == {"unavailable"}
+
+
+def test_a_failure_however_long_before_the_first_token_is_a_status(loop: VirtualLoop) -> None:
+    asked = Asked(loop)
+    asked.wait(3.5 * EVERY_S)
+    asked.steps.append(Unavailable("nobody is ready"))
+    asked.run()
+    assert asked.status == 503
 
 
 def test_a_client_that_does_not_read_is_told_once_and_its_next_token_comes_after_that(loop: VirtualLoop) -> None:
