@@ -133,7 +133,7 @@ class RouterSettings(Settings):
     )
     sse_keep_alive_s: Annotated[float, Field(ge=0)] = Field(
         15.0,
-        description="a begun stream of events gets a comment line after so long a silence, lest a proxy cut it; 0: none",
+        description="a begun stream of events gets a comment line after such a silence, lest proxies cut it; 0: none",
     )
     tool_format: Literal["hermes", "llama3_json"] | None = Field(
         None, description="how the model writes tool calls; by default its chat template shows it"

@@ -20,6 +20,7 @@ from tests.integration.test_documents import free_ports
 from tests.integration.test_ray_cluster import MODULES, PATIENCE_S, Cluster, gone
 from tests.integration.test_ray_death import PASSWORD, Redis, gcs_of, runs_again
 
+pytestmark = pytest.mark.verify  # whole clusters; what pods run is looked at in every run (tests/deploy)
 STARTS_S = 120.0
 
 
