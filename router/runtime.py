@@ -92,7 +92,12 @@ class RunningRequest:
                 self._held -= len(event.ids)
                 return event
             if self._ended:
-                raise self._error or StopAsyncIteration
+                # Not kept here, nor in this frame: with its traceback it would be a cycle, prompt and all.
+                error, self._error = self._error, None
+                try:
+                    raise error or StopAsyncIteration
+                finally:
+                    del error
             self._news = asyncio.get_running_loop().create_future()
             await self._news
 

@@ -103,6 +103,7 @@ class WhileConnected:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._watcher.cancel()
+        del self._watcher  # its end has this object in its traceback: a cycle, which only the collector would free
         if self._gone and self._task.uncancel() <= self._cancelling and kind is not None:
             raise ClientGone from error
 

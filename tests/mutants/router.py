@@ -24,15 +24,15 @@ MUTANTS = (
     Mutant(
         "deliver what contradicts delivered tokens",
         "router/follow.py",
-        "if list(run.ids[:known]) != sample.emitted[run.offset : run.offset + len(run.ids)]:",
-        "if len(run.ids[:known]) != len(sample.emitted[run.offset : run.offset + len(run.ids)]):",
+        "if known and list(ids[:known]) != sample.emitted[offset : offset + len(ids)]:",
+        "if known and len(ids[:known]) != len(sample.emitted[offset : offset + len(ids)]):",
         f"{FOLLOW}::test_a_gap_or_contradiction_raises_and_changes_nothing",
     ),
     Mutant(
         "pass over a gap between tokens",
         "router/follow.py",
-        "if run.offset < 0 or known < 0:",
-        "if run.offset < 0:",
+        "if offset < 0 or known < 0:",
+        "if offset < 0:",
         f"{FOLLOW}::test_a_gap_or_contradiction_raises_and_changes_nothing",
     ),
     Mutant(
