@@ -43,6 +43,26 @@ def test_everything_about_a_worker_comes_from_its_live_hello() -> None:
     assert (limits.vocab_size, limits.eos_ids) == (1009, (2,))
 
 
+def test_what_fits_is_what_the_workers_that_are_there_hold() -> None:
+    """A larger worker comes and leaves again, and one comes back smaller than it was."""
+    made = World([FakeWorker("d0", "decode")])
+    made.connect()
+    assert made.core.limits(made.now).pool_tokens == 64 * BLOCK
+    made.workers["d1:1"] = FakeWorker("d1", "decode", epoch=2, blocks=100)
+    made.apply(made.core.set_members(list(made.workers), made.now))
+    made.connect()
+    assert made.core.limits(made.now).pool_tokens == 100 * BLOCK
+    made.apply(made.core.set_members(["d0:1"], made.now))
+    made.advance(1.0)
+    assert made.core.limits(made.now).pool_tokens == 64 * BLOCK
+    made.die("d0:1")
+    worker = made.workers["d0:1"]
+    worker.restart()
+    worker.up, worker.blocks, worker.max_context = True, 32, 128
+    made.advance(1.0)
+    assert (made.core.limits(made.now).pool_tokens, made.core.limits(made.now).max_context) == (32 * BLOCK, 128)
+
+
 def test_the_status_is_json_and_names_states_and_gauges() -> None:
     made = world()
     made.ask(request("r"))

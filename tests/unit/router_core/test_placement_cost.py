@@ -132,6 +132,16 @@ def test_equal_workers_are_drawn_at_random() -> None:
         assert min(counts.values()) > 60
 
 
+def test_workers_that_are_nearly_equal_are_drawn_from_too_and_no_others() -> None:
+    """Routers that see nearly the same do not all choose the very best (P03): 900 and 901 positions in line, or 9,000."""
+    queues = {"p0": (900,), "p1": (901,), "p2": (9000,)}
+    prefill = [worker(name, queue=queue, rates=FAST) for name, queue in queues.items()]
+    decode = [worker("d0", active=9, queue=(9000,) * 9, rates=FAST)]
+    counts = Counter(cheapest(LONG, decode, prefill, seed).prefill[0].address for seed in range(200))
+    assert set(counts) == {"p0", "p1"}
+    assert min(counts.values()) > 60
+
+
 def test_a_hot_prefix_does_not_pull_everything_to_one_worker() -> None:
     """P01: 4 prefill workers, one has the system prompt; every placement queues its positions there."""
     queues: dict[str, tuple[int, ...]] = {f"p{i}": () for i in range(4)}

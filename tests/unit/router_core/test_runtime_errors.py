@@ -10,6 +10,7 @@ from cluster.core.config import RouterSettings, TimingSettings
 from cluster.core.errors import HeadraceError, IntegrityError, Overloaded
 from cluster.credentials import Credentials
 from router.dispatcher import DispatcherCore
+from router.effects import Effect
 from router.requests import Request
 from router.runtime import RouterRuntime
 
@@ -26,6 +27,11 @@ def runtime(monkeypatch: pytest.MonkeyPatch, method: str, error: Exception) -> R
     return RouterRuntime(core, ManualClock(), epoch=1, credentials=Credentials("a secret"))
 
 
+def refuse_what_is_no_effect(effects: list[Effect]) -> None:
+    if effects:
+        raise IntegrityError("an effect that is none")
+
+
 @pytest.mark.parametrize("method", ["add_request", "cancel", "stop"])
 @pytest.mark.parametrize("error", [IntegrityError("books"), RuntimeError("bug")], ids=["books", "bug"])
 async def test_an_error_of_our_own_ends_this_life(
@@ -37,6 +43,24 @@ async def test_an_error_of_our_own_ends_this_life(
             running.stop(0)
     with pytest.raises(type(error)):
         await asyncio.wait_for(router.serve(), 5)
+
+
+async def test_a_request_whose_admission_cannot_be_acted_upon_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = DispatcherCore(RouterSettings(), TimingSettings(), 1, random.Random(0))
+    left: list[str] = []
+
+    def cancel(request_id: str, now: float) -> list[Effect]:
+        left.append(request_id)
+        return []
+
+    monkeypatch.setattr(core, "add_request", lambda *_: [object()])
+    monkeypatch.setattr(core, "cancel", cancel)
+    router = RouterRuntime(core, ManualClock(), epoch=1, credentials=Credentials("a secret"))
+    monkeypatch.setattr(router, "_apply", refuse_what_is_no_effect)
+    with pytest.raises(IntegrityError):
+        async with router.run(REQUEST):
+            pass
+    assert left == ["r"]
 
 
 async def test_a_refusal_is_the_clients_alone(monkeypatch: pytest.MonkeyPatch) -> None:
