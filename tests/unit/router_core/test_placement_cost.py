@@ -133,7 +133,7 @@ def test_equal_workers_are_drawn_at_random() -> None:
 
 
 def test_workers_that_are_nearly_equal_are_drawn_from_too_and_no_others() -> None:
-    """Routers that see nearly the same do not all choose the very best (P03): 900 and 901 positions in line, or 9,000."""
+    """Routers that see nearly the same do not all choose the best (P03): 900 and 901 positions in line, or 9,000."""
     queues = {"p0": (900,), "p1": (901,), "p2": (9000,)}
     prefill = [worker(name, queue=queue, rates=FAST) for name, queue in queues.items()]
     decode = [worker("d0", active=9, queue=(9000,) * 9, rates=FAST)]
