@@ -3,6 +3,7 @@
 Every change of ownership is a method here, so that `check_integrity` can say when the books disagree.
 """
 
+from cluster.core.config import TimingSettings
 from cluster.core.errors import IntegrityError
 from cluster.stubs.session_pb2 import HandedOff
 from router.flows import Flows
@@ -20,12 +21,12 @@ class Books:
     """Requests by id, running attempts by id, the waiting line, and the workers with their bookings."""
 
     def __init__(
-        self, line: LineBounds, suspect_s: float, index: PrefixIndex, records: int, failovers_at_once: int
+        self, line: LineBounds, timing: TimingSettings, index: PrefixIndex, records: int, failovers_at_once: int
     ) -> None:
         self.queue = AdmissionQueue(line)
         self.records = Records(records)
         self.flows = Flows(records)
-        self.workers = Workers(suspect_s, index)
+        self.workers = Workers(timing.suspect_s, timing.heartbeat_s, index)
         self.requests: dict[str, Follow] = {}
         self.attempts: dict[str, Follow] = {}
         self._failovers_at_once = failovers_at_once

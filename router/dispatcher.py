@@ -73,7 +73,7 @@ class DispatcherCore:
             settings.queue_limit, settings.queue_tokens, settings.slo_ttft_s, {} if weights is None else weights
         )
         index = PrefixIndex(settings.prefix_index_entries)
-        self._books = Books(line, timing.suspect_s, index, settings.debug_requests, settings.failovers_at_once)
+        self._books = Books(line, timing, index, settings.debug_requests, settings.failovers_at_once)
         self._workers = self._books.workers
         self._endings = Endings(self._books, settings.max_attempts, rng)
         self._hearing = Hearing(self._books, self._endings)

@@ -74,7 +74,7 @@ class SessionState:
 class WorkerView:
     """One address. Times are the router's monotonic seconds."""
 
-    def __init__(self, address: str, index: PrefixIndex) -> None:
+    def __init__(self, address: str, index: PrefixIndex, heartbeat_s: float) -> None:
         self.address = address
         self.index = index
         self.number: int | None = None  # in the index; None: nothing is known of its cache
@@ -85,7 +85,7 @@ class WorkerView:
         self.lost = False  # it said so itself; true until a new epoch
         self.watch = WatchState()
         self.session = SessionState()
-        self.rhythm = Rhythm()
+        self.rhythm = Rhythm(heartbeat_s)
         self.health = Health()
         self.bookings: dict[str, Booking] = {}
 
@@ -129,7 +129,7 @@ class WorkerView:
         """Another process answers here now: nothing that its predecessor did counts any more."""
         self.lost = False
         self.health = Health()
-        self.rhythm = Rhythm()
+        self.rhythm = self.rhythm.of_another_life()
 
     def watch_closed(self) -> None:
         self.watch.open = False
@@ -243,8 +243,9 @@ class WorkerView:
 class Workers:
     """All workers, and the questions that concern more than one."""
 
-    def __init__(self, suspect_s: float, index: PrefixIndex) -> None:
+    def __init__(self, suspect_s: float, heartbeat_s: float, index: PrefixIndex) -> None:
         self.suspect_s = suspect_s
+        self._heartbeat_s = heartbeat_s
         self.index = index
         self.by_address: dict[str, WorkerView] = {}
         self.lives = Lives()
@@ -255,7 +256,7 @@ class Workers:
 
     def add(self, address: str) -> None:
         """A worker of which nothing is known yet."""
-        self.by_address[address] = WorkerView(address, self.index)
+        self.by_address[address] = WorkerView(address, self.index, self._heartbeat_s)
 
     def remove(self, worker: WorkerView) -> None:
         worker.forget_cache()

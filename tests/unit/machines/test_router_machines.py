@@ -135,7 +135,7 @@ class OneRequest(RuleBasedStateMachine):
         self.attempts = 0
 
     def placement(self) -> tuple[Placement, Demand]:
-        view = WorkerView("d:1", PrefixIndex(100))
+        view = WorkerView("d:1", PrefixIndex(100), 0.5)
         for event in FakeWorker("d", "decode").hello():
             view.on_watch(event, 0.0)
         demand = self.follow.demand(0, may_force_local=False)
@@ -253,7 +253,7 @@ class OneWorker(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.fake = FakeWorker("d", "decode")
-        self.view = WorkerView("d:1", PrefixIndex(100))
+        self.view = WorkerView("d:1", PrefixIndex(100), 0.5)
         self.now = 100.0
         self.sequence: int | None = None  # of the watch, None while it is closed
         self.seen = 0.0

@@ -38,7 +38,7 @@ class Stream:
         self.flows = asyncio.Event()
         self.flows.set()
         self.arrived: deque[WatchEvent] = deque()
-        self.view = WorkerView("d:1", PrefixIndex(100))
+        self.view = WorkerView("d:1", PrefixIndex(100), 0.5)
         self.task = loop.create_task(publisher.Open(WatchRequest(), self))  # type: ignore[arg-type]
 
     def peer(self) -> str:

@@ -101,7 +101,7 @@ def test_a_worker_cannot_hold_more_than_it_has_blocks() -> None:
 def test_numbers_end_and_a_worker_without_one_has_nothing_cached() -> None:
     index = PrefixIndex(10)
     assert [index.join(1) for _ in range(MAX_WORKERS)][-1] == MAX_WORKERS - 1
-    workers = Workers(3.0, index)
+    workers = Workers(3.0, 0.5, index)
     workers.add("d:1")
     view = workers.by_address["d:1"]
     key = keys_of(1)[0]
@@ -129,7 +129,7 @@ def test_only_who_has_joined_is_known() -> None:
 @pytest.mark.parametrize("kind", EVENTS)
 def test_keys_that_are_cut_off_open_the_watch_again(kind: str) -> None:
     """And do nothing else to a router."""
-    workers = Workers(3.0, PrefixIndex(10))
+    workers = Workers(3.0, 0.5, PrefixIndex(10))
     workers.add("d:1")
     view = workers.by_address["d:1"]
     for event in FakeWorker("d", "decode").hello():
@@ -143,7 +143,7 @@ def test_keys_that_are_cut_off_open_the_watch_again(kind: str) -> None:
 @pytest.mark.parametrize("stride", [0, 1, 2, 5])
 def test_a_hit_is_of_whole_routing_blocks(stride: int) -> None:
     """Each worker says how far apart its own are; 0 is who does not say."""
-    workers = Workers(3.0, PrefixIndex(1000))
+    workers = Workers(3.0, 0.5, PrefixIndex(1000))
     chain = KeyChain(root_key(b"weights"), BLOCK).extend(range(30 * BLOCK))
     every = max(1, stride)
     for name, blocks in (("p", 30), ("q", 13), ("r", 0)):
@@ -165,7 +165,7 @@ def test_a_hit_is_of_whole_routing_blocks(stride: int) -> None:
 
 def test_a_new_life_and_a_worker_that_leaves_take_their_cache_along() -> None:
     index = PrefixIndex(1000)
-    workers = Workers(3.0, index)
+    workers = Workers(3.0, 0.5, index)
     fake, keys = FakeWorker("d", "decode"), keys_of(40)
     workers.add(fake.address)
     view = workers.by_address[fake.address]

@@ -5,21 +5,21 @@ from collections.abc import Iterable
 import pytest
 
 from cluster.core.config import TimingSettings
-from router.rhythm import INTERVALS, LONGEST, Rhythm
+from router.rhythm import LONGEST, Rhythm
 from tests.unit.router_core.fakes import FakeWorker, request
 from tests.unit.router_core.world import World, states, world
 
 HEARTBEAT_S, SUSPECT_S = TimingSettings().heartbeat_s, TimingSettings().suspect_s
 
 
-def after(intervals: Iterable[float]) -> float:
+def after(intervals: Iterable[float], suspect_s: float = SUSPECT_S) -> float:
     """The patience with who beat so."""
-    rhythm, now = Rhythm(), 100.0
+    rhythm, now = Rhythm(HEARTBEAT_S), 100.0
     rhythm.beat(now)
     for interval in intervals:
         now += interval
         rhythm.beat(now)
-    return rhythm.patience_s(SUSPECT_S)
+    return rhythm.patience_s(suspect_s)
 
 
 def test_of_who_is_not_known_yet_nothing_is_believed() -> None:
@@ -32,13 +32,19 @@ def test_at_the_ordinary_pace_a_frozen_worker_is_found_out_as_soon_as_ever() -> 
     assert after([HEARTBEAT_S, 0.01, HEARTBEAT_S, 2.9] * 5) <= SUSPECT_S + 0.1
 
 
+@pytest.mark.parametrize(("suspect_s", "patience_s"), [(1.0, 1.0), (1.5, 1.5), (30.0, 30.0)])
+def test_at_the_ordinary_pace_it_is_what_is_configured(suspect_s: float, patience_s: float) -> None:
+    assert after([HEARTBEAT_S] * 20, suspect_s) == patience_s
+    assert after([2 * HEARTBEAT_S] * 20, suspect_s) == 2 * patience_s
+
+
 @pytest.mark.parametrize("gap_s", [2.9, 60.0])
 def test_a_few_long_gaps_blind_nobody(gap_s: float) -> None:
     assert after([HEARTBEAT_S] * 7 + [gap_s] * 3) == SUSPECT_S
 
 
 def test_a_slow_beat_is_waited_for_and_forgotten_when_it_is_over() -> None:
-    assert after([1.0] * 4) == INTERVALS * 1.0
+    assert after([1.0] * 4) == SUSPECT_S / HEARTBEAT_S * 1.0 == 6.0
     assert after([1.0] * 4 + [HEARTBEAT_S] * 7) == SUSPECT_S
 
 
@@ -48,7 +54,7 @@ def test_nobody_talks_himself_immortal(interval_s: float) -> None:
 
 
 def test_time_in_which_the_router_slept_is_no_interval() -> None:
-    rhythm = Rhythm()
+    rhythm = Rhythm(HEARTBEAT_S)
     for now in range(0, 100, 10):
         rhythm.beat(float(now))
         rhythm.forgive(9.5, now + 9.9)
