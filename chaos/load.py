@@ -20,6 +20,7 @@ from cluster.core.clock import Clock
 from cluster.pipe import Ready
 
 GRACE_S = 5.0  # an answer that is later than deadline and this is counted as hung
+_DOOR_S = 2.0  # within which a call that a closing door never took is hung up on
 _MAX_PAUSE_S = 1.0
 _MAX_WORDS = 20  # of each kind of violation are kept
 
@@ -110,7 +111,8 @@ def _outcome(table: Table, router: Ready, exchange: Exchange) -> str | None:
         case _:
             if table.disturbances.happened(router.name, ("kill",), *times):
                 return "router killed"
-            unheard = not exchange.arrivals and exchange.end is End.BROKEN
+            at_once = exchange.ended - exchange.asked < _DOOR_S  # what was being answered is let end by a restart
+            unheard = not exchange.arrivals and exchange.end is End.BROKEN and at_once
             if unheard and table.disturbances.happened(router.name, ("restart",), *times):
                 return None  # it arrived while the door was being closed
             return "failed"

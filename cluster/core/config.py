@@ -199,8 +199,8 @@ class TimingSettings(Settings):
     )
     suspect_s: PositiveSeconds = Field(
         3.0,
-        description="a worker silent so long (one seen to beat more slowly than heartbeat_s: longer in proportion, at most "
-        "three times this) gets no new work; on every stream: its work goes elsewhere. At least 2 x heartbeat_s",
+        description="a worker silent so long (one seen to beat more slowly than heartbeat_s: longer in proportion, at "
+        "most three times this) gets no new work; on every stream: its work goes elsewhere. At least 2 x heartbeat_s",
     )
     resume_s: PositiveSeconds = Field(
         5.0,

@@ -21,6 +21,7 @@ from tests.integration.stack import CLOCK, Stack, config, connect, pause, post_b
 
 DRAIN_S = 15.0  # longer than any answer takes
 HASTY_S = 0.5  # shorter
+DOOR_S = 2.0  # within which a call that a closing door never took is hung up on
 FLUSH_S = 15.0  # what a busy machine may need beside the bound itself
 RESTART_S = 30.0
 ROUTER = {"http_port": 0, "grpc_port": 0, "local_max_tokens": 0, "policy": "least_loaded", "deadline_s": 30.0}
@@ -113,9 +114,13 @@ class Client:
 
     async def _ask_http(self, ask: Ask, router: str) -> Outcome | None:
         door = Door(self._cluster, router)
+        asked = CLOCK.now()
         answer = await door.call(post_bytes(PATH, json.dumps(ask.body()).encode()), within_s=30.0)
-        if answer.status in (0, 503):  # 0: the listener closed before our connection was accepted
-            assert answer.status == 0 or answer.headers["retry-after"], answer
+        if answer.status == 0:  # the listener closed before our connection was accepted; what it took it lets end
+            assert CLOCK.now() - asked < DOOR_S, f"an answer was dropped after {CLOCK.now() - asked:.1f} s"
+            return None
+        if answer.status == 503:
+            assert answer.headers["retry-after"], answer
             return None
         return judge_http(ask, answer)
 
