@@ -5,6 +5,7 @@ Every change of ownership is a method here, so that `check_integrity` can say wh
 
 from cluster.core.errors import IntegrityError
 from cluster.stubs.session_pb2 import HandedOff
+from router import lines
 from router.flows import Flows
 from router.follow import Attempt, Follow, Phase
 from router.lanes import Entry
@@ -92,6 +93,7 @@ class Books:
         attempt = follow.leave()
         follow.record.attempt_ended(attempt.record, outcome, now)
         self.flows.attempt_ended(follow.record, outcome, now)
+        lines.attempt_over(follow.record, outcome)
         self._unbook(attempt)
         return attempt
 

@@ -197,6 +197,8 @@ class FrontDoor:
         `deadline_s`: what the client allows from now on; never more than the configured deadline from arrival.
         """
         began = call.elapsed()
+        if call.span is not None:
+            call.span.named(public_id)
         if self.draining:
             raise Unavailable(_DRAINING)
         bounds.check_model(ask.model, self.model_name)

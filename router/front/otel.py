@@ -89,6 +89,9 @@ class OtelSpan:
         _propagator.inject(carrier, trace.set_span_in_context(self._span, Context()))
         return carrier
 
+    def named(self, public_id: str) -> None:
+        self._span.set_attribute("headrace.request_id", public_id)
+
     def admitted(self, request_id: str) -> None:
         if self._span.is_recording():
             self._records += self._recorder.records(request_id)[:1]

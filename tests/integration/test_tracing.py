@@ -47,13 +47,14 @@ async def close(front: FrontDoor) -> None:
     await asyncio.to_thread(front.tracing.close)
 
 
-def check_call(receiver: Receiver, traceparent: str, api: str) -> None:
+def check_call(receiver: Receiver, traceparent: str, api: str, public_id: str) -> None:
     root = receiver.root()
     assert (root.name, root.trace_id.hex(), root.parent_span_id.hex()) == (api, TRACE, PARENT)
     assert traceparent == f"00-{TRACE}-{root.span_id.hex()}-01", "the answer names the call's span"
     assert [span.name for span in receiver.below(root)] == ["parse", "text"], "the fake keeps no record of requests"
     told = {item.key: item.value for item in root.attributes}
     assert told["headrace.outcome"].string_value == "ok"
+    assert told["headrace.request_id"].string_value == public_id, "log lines and `headrace explain` are found by it"
     assert (told["gen_ai.usage.input_tokens"].int_value, told["gen_ai.usage.output_tokens"].int_value) == (5, 3)
     assert root.start_time_unix_nano < root.end_time_unix_nano
     assert b"hello" not in b"".join(span.SerializeToString() for span in receiver.spans)
@@ -64,11 +65,13 @@ async def test_over_http() -> None:
     with receiving() as receiver:
         async with serve(dispatcher) as served, httpx.AsyncClient(base_url=served.url) as client:
             traced(served.front, dispatcher, receiver)
-            answer = await client.post("/v1/completions", json=BODY, headers={"traceparent": SAMPLED})
+            answer = await client.post(
+                "/v1/completions", json=BODY, headers={"traceparent": SAMPLED, "x-request-id": "theirs-7"}
+            )
             for headers in ({"traceparent": UNSAMPLED}, {"traceparent": "00-nonsense"}, {}):
                 assert (await client.post("/v1/completions", json=BODY, headers=headers)).status_code == 200
             await close(served.front)
-        check_call(receiver, answer.headers["traceparent"], "completions")
+        check_call(receiver, answer.headers["traceparent"], "completions", "theirs-7")
 
 
 async def test_over_grpc() -> None:
@@ -87,7 +90,7 @@ async def test_over_grpc() -> None:
             trailer = {str(name): str(value) for name, value in await call.trailing_metadata()}
         await server.stop(None)
         await close(front)
-        check_call(receiver, trailer["traceparent"], "grpc")
+        check_call(receiver, trailer["traceparent"], "grpc", trailer["x-request-id"])
 
 
 @pytest.mark.parametrize(
