@@ -151,7 +151,7 @@ class FrontDoor:
         self.members = Membership(clock)  # as the controller tells it
         self.created = int(clock.wall())
         metrics.registry.register(FleetCollector(self._figures, self.gate.permits))
-        metrics.registry.register(UsageCollector(self.gate))
+        metrics.registry.register(UsageCollector(self.gate, model_name))
 
     def call(self, api: str, headers: Iterable[tuple[str | bytes, str | bytes]]) -> Call:
         """Enter it when a call arrives, with these headers or metadata."""
