@@ -157,6 +157,34 @@ async def test_a_failure_is_an_error_of_the_span_and_all_are_sampled_where_that_
         assert receiver.root().kind == Span.SPAN_KIND_SERVER
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+async def test_a_public_door_decides_itself_what_is_recorded(share: float) -> None:
+    """Whatever its caller wishes; the caller's trace is found by a link."""
+    dispatcher = FakeDispatcher(say("abc"))
+    with receiving() as receiver:
+        settings = TracingSettings(
+            otlp_endpoint=f"127.0.0.1:{receiver.port}", insecure=True, sample_share=share, trust_parent=False
+        )
+        async with serve(dispatcher) as served, httpx.AsyncClient(base_url=served.url) as client:
+            served.front.tracing = open_tracing(settings, dispatcher, SystemClock(), "router-0")
+            low = f"00-{'0' * 31}1-{PARENT}-01"  # a share of ids would have this one
+            answers = [await client.post("/v1/completions", json=BODY, headers={"traceparent": SAMPLED})]
+            if not share:
+                answers.append(await client.post("/v1/completions", json=BODY, headers={"traceparent": low}))
+            await close(served.front)
+        for answer in answers:
+            _, trace_id, _, flags = answer.headers["traceparent"].split("-")
+            assert trace_id not in (TRACE, low.split("-")[1])
+            assert bool(int(flags, 16) & 1) is bool(share)
+        if not share:
+            assert not receiver.spans
+            return
+        root = receiver.root()
+        assert not root.parent_span_id
+        (link,) = root.links
+        assert (link.trace_id.hex(), link.span_id.hex()) == (TRACE, PARENT)
+
+
 class Forgetful(FakeDispatcher):
     """Knows a request while it runs, and no longer."""
 
