@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import grpc
 import grpc.aio
@@ -29,6 +29,9 @@ from tests.fakes.dispatcher import Step, say
 from tests.integration.counting import CACHED, LARGE, PATH, PATIENCE_S, PROMPT, ask, counting
 from tests.integration.front_door_server import MODEL, Served
 from tests.integration.stack import connect, post_bytes
+
+if TYPE_CHECKING:
+    from cluster.stubs.inference_pb2_grpc import InferenceAsyncStub
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -157,7 +160,7 @@ async def test_who_leaves_a_stream_is_charged_for_what_was_handed_over(tokens: i
 
 
 @asynccontextmanager
-async def grpc_door(served: Served) -> AsyncIterator[InferenceStub]:
+async def grpc_door(served: Served) -> AsyncIterator["InferenceAsyncStub"]:
     server = grpc.aio.server()
     add_InferenceServicer_to_server(InferenceService(served.front), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -180,7 +183,9 @@ async def test_who_leaves_a_call_is_charged_for_what_was_handed_over(tokens: int
         call = stub.Generate(pb.GenerateRequest(model=MODEL, prompt="x"))
         await served.dispatcher.until_active(1)
         for _ in range(tokens):
-            assert (await call.read()).delta.text == "A"  # type: ignore[union-attr]
+            response = await call.read()
+            assert isinstance(response, pb.GenerateResponse)
+            assert response.delta.text == "A"
         call.cancel()
         await served.dispatcher.until_active(0)
     assert await book.sums() == (Sums(1, 1, 1, tokens, 1, tokens) if tokens else Sums())
@@ -201,6 +206,7 @@ async def test_what_grpc_was_given_when_its_client_left_is_charged_for() -> None
         await served.dispatcher.until_active(0)
         written = served.front.metrics.registry.get_sample_value("headrace_output_tokens_total")
     charged = (await book.sums()).output_tokens
+    assert written is not None
     assert 1 <= charged == written < 3000
 
 
