@@ -1,12 +1,14 @@
-"""`python -m benchmarks.seen`: what it costs the router to be seen, measured in turns: A B C D, D C B A, ...
+"""`python -m benchmarks.seen`: what it costs the router to be seen, measured in turns: A B C D E, E D C B A, ...
 
     unseen      nothing is counted: no metrics, no dashboard, no traces (benchmarks/instant/unseen.py)
     metrics     metrics are on, as always; dashboard and traces are off
     dashboard   the dashboard is on as well, as by default; nobody looks at it
     watched     /metrics and the dashboard's data are asked for once a second
+    traced      metrics, and every call is traced and sent to a collector; no dashboard
 All have an instant worker. Routers share one core and take turns on it; the client and the workers have the others.
 Processor time is that of the router's process. Ratios are taken within a round, so that what the machine does meanwhile
-is in both sides, and the median over rounds is what counts; in brackets the middle half of the rounds.
+is in both sides, and the median over rounds is what counts; in brackets the middle half of the rounds, in square ones
+where that median lies with 95 % confidence (bootstrap over rounds): a share that lies in there is not resolved.
 "In a loop" is what the observing itself takes without a router around it, which no neighbour disturbs as much: all that
 is observed of a request, beside nothing; its share is of a request's processor time, unseen.
 """
@@ -15,12 +17,15 @@ import argparse
 import asyncio
 import contextlib
 import os
+import random
 import statistics
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import uvloop
 from prometheus_client import CollectorRegistry
 
@@ -42,13 +47,14 @@ from router.front.usage import Usage
 from router.requests import Trace
 
 RESULTS = Path(__file__).with_name("results")
-UNSEEN, METRICS, DASHBOARD, WATCHED = SETUPS = ("unseen", "metrics", "dashboard", "watched")
-BASES = {METRICS: UNSEEN, DASHBOARD: METRICS, WATCHED: DASHBOARD}
+UNSEEN, METRICS, DASHBOARD, WATCHED, TRACED = SETUPS = ("unseen", "metrics", "dashboard", "watched", "traced")
+BASES = {METRICS: UNSEEN, DASHBOARD: METRICS, WATCHED: DASHBOARD, TRACED: METRICS}
 AIM = 0.02  # of the router's processor time, for METRICS
 TOKENS = 32
 MANY = 64
 WARM = 128
 LOOK_S = 1.0
+RESAMPLES = 5000
 Sample = dict[str, float]
 Rounds = Sequence[Mapping[str, Sample]]
 
@@ -68,11 +74,14 @@ async def measure(options: Options, clock: Clock) -> Rounds:
     cores = share_cores()
     os.sched_setaffinity(0, set(cores.others))  # for the children
     async with contextlib.AsyncExitStack() as stack:
-        doors = {}
+        doors, collector = {}, await stack.enter_async_context(_collector())
         for name in SETUPS:
-            off = ("router.dashboard=false",) if name in (UNSEEN, METRICS) else ()
+            settings: tuple[str, ...] = ("router.dashboard=false",) if name in (UNSEEN, METRICS, TRACED) else ()
+            if name == TRACED:
+                told = (f"otlp_endpoint={collector}", "insecure=true", "sample_share=1.0")
+                settings += tuple(f"tracing.{each}" for each in told)
             entry = "benchmarks.instant.unseen" if name == UNSEEN else None
-            made = headrace(name, options.worker, options.model, cores, clock, settings=off, router=entry)
+            made = headrace(name, options.worker, options.model, cores, clock, settings=settings, router=entry)
             doors[name] = await stack.enter_async_context(made)
         rounds = []
         for number in range(options.rounds):
@@ -99,6 +108,29 @@ async def _turn(name: str, door: Door, options: Options, clock: Clock) -> Sample
     if wrong:
         raise Unavailable(f"{name}: {len(wrong)} of {options.requests} answers were wrong: {wrong[0].error}")
     return {"cpu_ms": 1000 * cpu / options.requests, "req_s": options.requests / seconds}
+
+
+class _Sink(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """Takes whatever it is sent, and answers with an empty message."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes]":
+        async def take(_: bytes, context: object) -> bytes:
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(take)
+
+
+@contextlib.asynccontextmanager
+async def _collector() -> AsyncIterator[str]:
+    """The address of a collector of traces, in the client's process."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((_Sink(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
 
 
 @contextlib.asynccontextmanager
@@ -153,19 +185,38 @@ def costs(rounds: Rounds, name: str) -> list[float]:
     return [found[name]["cpu_ms"] / found[BASES[name]]["cpu_ms"] - 1 for found in rounds]
 
 
+def gains(rounds: Rounds, name: str) -> list[float]:
+    """How much more it serves than its base, as a share, round by round."""
+    return [found[name]["req_s"] / found[BASES[name]]["req_s"] - 1 for found in rounds]
+
+
+def interval(values: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float]:
+    """Where the median of what these are a sample of lies: a percentile bootstrap, the same one each time."""
+    rng = random.Random("benchmarks.seen")
+    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    outside = int(RESAMPLES * (1 - confidence) / 2)
+    return medians[outside], medians[-1 - outside]
+
+
 def markdown(rounds: Rounds, loop: tuple[float, float], options: Options, machine: Mapping[str, str]) -> str:
     """The table. `loop`: of `loop_costs`."""
     lines = ["# What it costs to be seen", "", *head(machine)]
     lines += [f"- worker: {options.worker}; {options.rounds} rounds of {options.requests} requests, {MANY} at a time, "
               f"{TOKENS} tokens each", ""]  # fmt: skip
-    lines += ["| | CPU ms a request | requests/s | processor time beside | |", "| --- | --- | --- | --- | --- |"]
+    lines += ["| | CPU ms a request | requests/s | processor time beside | requests/s beside | |",
+              "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for name in SETUPS:
         cells = [_cell([found[name][key] for found in rounds], digits) for key, digits in (("cpu_ms", 3), ("req_s", 0))]
-        beside = f"{_percent(costs(rounds, name))} | {BASES[name]}" if name in BASES else "- | "
+        beside = "- | - | "
+        if name in BASES:
+            beside = f"{_percent(costs(rounds, name))} | {_percent(gains(rounds, name))} | {BASES[name]}"
         lines.append(f"| {name} | {cells[0]} | {cells[1]} | {beside} |")
     cost = statistics.median(costs(rounds, METRICS))
     held = "held" if cost < AIM else "NOT held"
     lines += ["", f"Metrics cost {100 * cost:.1f} % of the router's processor time: under {100 * AIM:.0f} % is {held}."]
+    low, high = interval(costs(rounds, METRICS))
+    resolved = "does not resolve" if low < AIM <= high else "resolves"
+    lines[-1] += f" The 95 % interval of that median, {100 * low:.1f} to {100 * high:.1f} %, {resolved} it."
     whole = statistics.median(found[UNSEEN]["cpu_ms"] for found in rounds) / 1000
     metrics, dashboard = (f"{1e6 * each:.1f} us a request, {100 * each / whole:.1f} %" for each in loop)
     lines += ["", f"In a loop: metrics {metrics}; with the dashboard {dashboard}."]
@@ -185,8 +236,8 @@ def _cell(values: Sequence[float], digits: int) -> str:
 
 
 def _percent(shares: Sequence[float]) -> str:
-    middle, low, high = (f"{100 * value:+.1f}" for value in _middle(shares))
-    return f"{middle} % ({low} - {high})"
+    middle, low, high, least, most = (f"{100 * value:+.1f}" for value in (*_middle(shares), *interval(shares)))
+    return f"{middle} % ({low} - {high}) [{least} - {most}]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

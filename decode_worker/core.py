@@ -25,6 +25,7 @@ from cluster.stubs.session_pb2 import (
     RouterHello,
 )
 from cluster.stubs.watch_pb2 import Status
+from decode_worker import lines
 from decode_worker.admission import Admission
 from decode_worker.attempts import Attempt, Phase
 from decode_worker.decoding import Decoding
@@ -286,6 +287,7 @@ class DecodeCore:
         self.state.to_router(attempt, FromDecode(prefill_on=message))
         self.state.counters["prefill_local"] += 1
         self.state.counters[f"local: {why}"] += 1
+        lines.local(attempt, why)
         self._decoding.prefill_here(attempt)
 
     def _settled(self, attempt: Attempt, transfer: Transfer) -> None:

@@ -5,6 +5,7 @@ from cluster.scores import messages as score_messages
 from cluster.stubs.common_pb2 import Blame, PromptLogprobs, TokenLogprob
 from cluster.stubs.link_pb2 import First
 from cluster.stubs.session_pb2 import AttemptFailed, FromDecode, Preempted
+from decode_worker import lines
 from decode_worker.attempts import Attempt, Phase, Sample, spec
 from decode_worker.handoffs import HandOffs
 from decode_worker.outbox import logprob_message
@@ -142,6 +143,7 @@ class Decoding:
     def fail(self, attempt: Attempt, reason: str, blame: "Blame.ValueType") -> None:
         """This worker cannot go on with the attempt."""
         self._state.counters["attempts_failed"] += 1
+        lines.failed(attempt, blame)
         message = AttemptFailed(attempt=attempt.id, reason=reason, blame=blame)
         self._state.to_router(attempt, FromDecode(failed=message))
         self.leave(attempt)
@@ -166,6 +168,7 @@ class Decoding:
             return False
         victim = max(victims, key=lambda a: (a.arrival, a.id))
         self._state.counters["preempted"] += 1
+        lines.preempted(victim)
         self.give_back(victim, draining=False)
         return True
 

@@ -28,6 +28,7 @@ from cluster.stubs.link_pb2 import (
     Taken,
 )
 from cluster.stubs.session_pb2 import FromDecode, PrefillOn
+from decode_worker import lines
 from decode_worker.attempts import Attempt
 from decode_worker.jobs import answers, follows, is_told, make_job
 from decode_worker.peers import LinkState, Peer, Peers
@@ -292,10 +293,8 @@ class HandOffs:
         refused = cause in ("refused", "unusable")
         if transfer.peer is not None:
             self._state.counters["job_refused" if refused else f"handoff_left: {cause}"] += 1
-            transfer.left = cause
-            if cause != "unusable":
-                transfer.timeline.left(cause)
-            transfer.refusals.append(f"{transfer.peer.address.worker}: {detail or cause}")
+            lines.left(transfer.attempt, transfer.peer.address.worker, cause)
+            transfer.leaves(transfer.peer.address.worker, cause, detail)
             if cause in (*_HOLDERS_FAULTS, *_HOLDERS_LIES) and self._peers.breaker(transfer.peer).failed(now):
                 self._state.counters["breaker_opened"] += 1
             self._leave_holder(transfer, cancel=not refused)

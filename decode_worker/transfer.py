@@ -144,6 +144,13 @@ class Transfer:
             self.named[peer.source] = KeyChain(root, block_size).extend(self.attempt.prompt_ids)
         return self.named[peer.source]
 
+    def leaves(self, worker: str, cause: Left, detail: str) -> None:
+        """It goes on without this holder, which may have said more of it."""
+        self.left = cause
+        if cause != "unusable":
+            self.timeline.left(cause)
+        self.refusals.append(f"{worker}: {detail or cause}")
+
     def starved(self, staging: Staging, now: float, patience_s: float) -> bool:
         """Nothing has moved for too long, and it is the holder's turn.
 

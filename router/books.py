@@ -6,6 +6,7 @@ Every change of ownership is a method here, so that `check_integrity` can say wh
 from cluster.core.config import TimingSettings
 from cluster.core.errors import IntegrityError
 from cluster.stubs.session_pb2 import HandedOff
+from router import lines
 from router.flows import Flows
 from router.follow import Attempt, Follow, Phase
 from router.lanes import Entry
@@ -93,6 +94,7 @@ class Books:
         attempt = follow.leave()
         follow.record.attempt_ended(attempt.record, outcome, now)
         self.flows.attempt_ended(follow.record, outcome, now)
+        lines.attempt_over(follow.record, outcome)
         self._unbook(attempt)
         return attempt
 

@@ -18,6 +18,7 @@ from cluster.core.errors import HeadraceError, Overloaded, Unavailable
 from cluster.core.protocol import PROTOCOL
 from cluster.stubs import session_pb2 as pb
 from cluster.stubs.watch_pb2 import WatchEvent
+from router import lines
 from router.books import Books
 from router.effects import (
     CloseSession,
@@ -140,6 +141,7 @@ class DispatcherCore:
         try:
             follow = self._books.admit(request, trace or Trace(), now)
         except Overloaded:
+            lines.turned_away(request.public_id)
             self._refused()
             raise
         if follow.entry not in self._books.to_try():

@@ -16,6 +16,7 @@ from cluster.core.errors import (
     Unavailable,
 )
 from cluster.stubs import session_pb2 as pb
+from router import lines
 from router.books import Books
 from router.effects import Deliver, Effect, Finished, SendSession
 from router.follow import Attempt, Follow
@@ -59,6 +60,8 @@ class Endings:
         elif attempt is not None:
             self.send(attempt.address, pb.FromRouter(cancel=pb.CancelAttempt(attempt=attempt.id)))
         self.counters[f"outcome_{name}"] += 1
+        if error is not None:
+            lines.request_over(follow.record, name)
         self.effects.append(Finished(follow.request.request_id, error))
 
     def drop(self, follow: Follow, now: float) -> None:

@@ -7,10 +7,11 @@ changes nothing.
 from cluster.core.errors import InvalidRequest, RequestFailed
 from cluster.stubs import session_pb2 as pb
 from cluster.stubs.common_pb2 import Blame, PromptLogprobs
+from router import lines
 from router.books import Books
 from router.effects import Deliver, DeliverScores
 from router.endings import LONGEST_BACKOFF_S, Endings, backoff_s
-from router.follow import Attempt, Follow, ProtocolBreach
+from router.follow import LOCAL, Attempt, Follow, ProtocolBreach
 from router.requests import TokenEvent
 from router.workers import WorkerView
 
@@ -86,6 +87,8 @@ class Hearing:
         self._accepted(worker, follow, attempt, now)
         if attempt.handed_off:  # said again after a break: it is over
             return
+        if message.worker == LOCAL and attempt.prefill and not attempt.record.local:
+            lines.fell_back(follow.record)
         follow.on_prefill(message)
         self._books.move_prefill(attempt, attempt.prefill.get(message.worker), now)
         self._books.acknowledge(attempt)

@@ -21,7 +21,8 @@ LONGEST_LEASE_S = LEASE_S + PROBE_S + 1.0
 _ROUND_TRIP_S = (0.0002, 0.02)
 T = TypeVar("T")
 
-logging.getLogger("router.permits").addHandler(logging.NullHandler())  # that the book is away is no news here
+for _news in ("router.permits", "router.lines", "decode_worker.lines"):  # the book is away, attempts fail: no news here
+    logging.getLogger(_news).addHandler(logging.NullHandler())
 
 
 def at_once(coroutine: Coroutine[object, None, T]) -> T:

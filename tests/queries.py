@@ -9,7 +9,7 @@ from typing import Any
 import promql_parser
 import yaml
 
-from deploy.grafana.make import queries
+from deploy.grafana.make import dashboards, queries, to_json
 
 ROOT = Path(__file__).parent.parent
 ALERTS = ROOT / "deploy/prometheus/alerts.yaml"
@@ -34,6 +34,18 @@ def all_queries() -> list[tuple[str, str]]:
     """(where, PromQL) of panels and alerts, with Grafana's variables filled in."""
     alerts = [(rule["alert"], rule["expr"]) for rule in rules()]
     return [(where, _filled(query)) for where, query in (*queries(), *alerts)]
+
+
+def variables() -> list[tuple[str, str, str]]:
+    """(where, PromQL selector, label) of what Grafana asks to fill its drop-down lists."""
+    found = []
+    for dashboard in dashboards():
+        for each in to_json(dashboard)["templating"]["list"]:
+            if each["type"] == "query":
+                asked = re.fullmatch(r"label_values\((.+), (\w+)\)", each["query"])
+                assert asked is not None, each
+                found.append((f"{dashboard['title']}: {each['name']}", _filled(asked[1]), asked[2]))
+    return found
 
 
 def _filled(query: str) -> str:

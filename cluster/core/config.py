@@ -254,6 +254,10 @@ class TracingSettings(Settings):
     sample_share: Annotated[float, Field(ge=0, le=1)] = Field(
         0.01, description="of requests that bring no trace of their own; those that do decide for themselves"
     )
+    trust_parent: bool = Field(
+        True,
+        description="false, for a public door: a caller's trace is only linked to, and `sample_share` decides of all",
+    )
 
 
 Price = Annotated[Decimal, Field(ge=0, le=1_000_000, allow_inf_nan=False)]

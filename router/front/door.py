@@ -151,7 +151,7 @@ class FrontDoor:
         self.members = Membership(clock)  # as the controller tells it
         self.created = int(clock.wall())
         metrics.registry.register(FleetCollector(self._figures, self.gate.permits))
-        metrics.registry.register(UsageCollector(self.gate))
+        metrics.registry.register(UsageCollector(self.gate, model_name))
 
     def call(self, api: str, headers: Iterable[tuple[str | bytes, str | bytes]]) -> Call:
         """Enter it when a call arrives, with these headers or metadata."""
@@ -197,6 +197,8 @@ class FrontDoor:
         `deadline_s`: what the client allows from now on; never more than the configured deadline from arrival.
         """
         began = call.elapsed()
+        if call.span is not None:
+            call.span.named(public_id)
         if self.draining:
             raise Unavailable(_DRAINING)
         bounds.check_model(ask.model, self.model_name)

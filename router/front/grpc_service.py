@@ -44,7 +44,7 @@ from router.front.tracing import CallSpan
 from router.front.usage import Receipt
 from router.requests import Grammar, Trace
 
-log = logging.getLogger("headrace.router.front")
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     Context = ServicerContext[pb.GenerateRequest, pb.GenerateResponse]

@@ -41,7 +41,7 @@ from router.front.traces import trace_headers
 from router.front.usage import Receipt, Usage
 from router.tenants import Tenant
 
-log = logging.getLogger("headrace.router.front")
+log = logging.getLogger(__name__)
 
 _STILL_HERE = sse.comment("keep-alive")
 _PATIENCE_S = 1.0  # with a client that does not read, once its request has failed

@@ -1,7 +1,9 @@
 """Spans by OpenTelemetry, sent over OTLP: the one file that knows it, loaded only where `tracing` is configured.
 
 A call's own span starts when the call does, because its answer names it; all spans below it are made when it has ended
-(spans.py). Whoever asks with a sampled trace of its own is traced; of the others `sample_share` are.
+(spans.py). Whoever asks with a sampled trace of its own is traced; of the others `sample_share` are. Where parents are
+not trusted, that share decides of all, and every call begins a trace of its own that links to its caller's: it is a
+share of ids, and an id that a caller chooses would be a choice as well.
 """
 
 import threading
@@ -15,7 +17,7 @@ from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resou
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from cluster.core.clock import Clock
@@ -46,22 +48,35 @@ def make_tracing(settings: TracingSettings, recorder: Recorder, clock: Clock, pr
         compression=Compression.NoCompression,
     )
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=SEND_EVERY_MS))
-    return OtelTracing(provider, recorder, clock)
+    return OtelTracing(provider, recorder, clock, trust_parent=settings.trust_parent)
 
 
 class OtelTracing:
-    """Implements Tracing. `close` gives up after `close_s`."""
+    """Implements Tracing. `close` gives up after `close_s`. `trust_parent`: see TracingSettings."""
 
-    def __init__(self, provider: TracerProvider, recorder: Recorder, clock: Clock, *, close_s: float = CLOSE_S) -> None:
+    def __init__(
+        self,
+        provider: TracerProvider,
+        recorder: Recorder,
+        clock: Clock,
+        *,
+        trust_parent: bool = True,
+        close_s: float = CLOSE_S,
+    ) -> None:
         self._provider = provider
+        self._trusts = trust_parent
         self._close_s = close_s
         self._tracer = provider.get_tracer("headrace")
         self._recorder = recorder
         self._clock = clock
 
     def start(self, api: str, carrier: Mapping[str, str]) -> "OtelSpan":
-        parent = _propagator.extract(carrier, Context())
-        span = self._tracer.start_span(api, parent, SpanKind.SERVER, start_time=_ns(self._clock.wall()))
+        parent, links = _propagator.extract(carrier, Context()), list[Link]()
+        if not self._trusts:
+            caller = trace.get_current_span(parent).get_span_context()
+            parent, links = Context(), [Link(caller)] if caller.is_valid else []
+        began = _ns(self._clock.wall())
+        span = self._tracer.start_span(api, parent, SpanKind.SERVER, links=links, start_time=began)
         return OtelSpan(self._tracer, span, self._recorder, self._clock)
 
     def close(self) -> None:
@@ -88,6 +103,9 @@ class OtelSpan:
         carrier: dict[str, str] = {}
         _propagator.inject(carrier, trace.set_span_in_context(self._span, Context()))
         return carrier
+
+    def named(self, public_id: str) -> None:
+        self._span.set_attribute("headrace.request_id", public_id)
 
     def admitted(self, request_id: str) -> None:
         if self._span.is_recording():

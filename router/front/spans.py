@@ -14,6 +14,7 @@ Spans of a hand-off are those of the first one; its worker's clock tells duratio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from cluster.core.ids import attempt_id
 from router.records import AttemptRecord, RequestRecord
 
 Attributes = Mapping[str, str | int | float]
@@ -54,13 +55,14 @@ def parts_of(call: CallMarks, records: list[RequestRecord]) -> list[Part]:
 def _attempts(record: RequestRecord, ended: float) -> Iterator[Part]:
     last = _last_ms(record, ended)
     waits_from, told = 0.0, False
-    for attempt in record.attempts:
+    for number, attempt in enumerate(record.attempts, 1):
         at = _Marks(record, attempt, last)
+        name = {"headrace.attempt": attempt_id(record.request_id, number)}  # as workers log it
         yield at.part("queue", waits_from, attempt.placed_ms)
         waits_from = at.end
         if attempt.accepted_ms is None:
             continue
-        yield at.part("place", attempt.placed_ms, attempt.accepted_ms, {"headrace.decode": attempt.decode})
+        yield at.part("place", attempt.placed_ms, attempt.accepted_ms, {"headrace.decode": attempt.decode} | name)
         if not told and HANDED_OFF in record.trace.timings_ms:
             yield from at.handed_off()
             told = True

@@ -34,6 +34,9 @@ class CallSpan(Protocol):
     def context(self) -> dict[str, str]:
         """W3C trace context of this span, for the answer."""
 
+    def named(self, public_id: str) -> None:
+        """What the answer calls the request: its `x-request-id`."""
+
     def admitted(self, request_id: str) -> None:
         """The call became this request, or one more, which runs: its record is looked up now."""
 

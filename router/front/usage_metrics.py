@@ -1,6 +1,7 @@
 """What this router counted of tenants' usage, and whom it let in, as metrics."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -10,13 +11,16 @@ from router.front.auth import Gate
 
 
 class UsageCollector:
-    """This router's own counts since it started, by tenant: names from the configuration, and no others.
+    """This router's own counts since it started, by tenant: names from the configuration, and no others. Of who has
+    not asked yet there are zeros, or what its first interval brought would be no change.
 
     /usage has everybody's, and those of routers that are gone.
     """
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, model: str = "") -> None:
+        """`model`: the one that is served here, for its price."""
         self._gate = gate
+        self._model = model
 
     def describe(self) -> Iterable[Metric]:
         """All of its families, without samples."""
@@ -27,7 +31,7 @@ class UsageCollector:
         settings, known = self._gate.usage, self._gate.tenants.weights.keys() or {""}
         used = {who: sums for who, sums in self._gate.ledger.total().items() if who.tenant in known}
         requests, tokens, characters, cost = self._families()
-        for tenant, sums in _by_tenant(used).items():
+        for tenant, sums in _by_tenant(used, known).items():
             requests.add_metric([tenant], sums.requests)
             for kind, count in (
                 ("input", sums.input_tokens),
@@ -37,12 +41,20 @@ class UsageCollector:
                 tokens.add_metric([tenant, kind], count)
             characters.add_metric([tenant, "input"], sums.input_characters)
             characters.add_metric([tenant, "output"], sums.output_characters)
-        for who, sums in used.items():
-            if (price := settings.price_of(who.model)) is not None:
-                cost.add_metric([who.tenant, settings.currency], float(cost_of(sums, price)))
+        for tenant, amount in self._costs(used, known).items():
+            cost.add_metric([tenant, settings.currency], float(amount))
         yield from (requests, tokens, characters, cost)
         yield from self._of_the_book(float(self._gate.ledger.book_up), float(self._gate.ledger.waiting()))
         yield self._refused(self._gate.tenants.refused)
+
+    def _costs(self, used: Mapping[Who, Sums], known: Iterable[str]) -> dict[str, Decimal]:
+        """By tenant; nothing of a model that has no price."""
+        price_of = self._gate.usage.price_of
+        costs = dict.fromkeys(sorted(known), Decimal(0)) if price_of(self._model) is not None else {}
+        for who, sums in used.items():
+            if (price := price_of(who.model)) is not None:
+                costs[who.tenant] = costs.get(who.tenant, Decimal(0)) + cost_of(sums, price)
+        return costs
 
     @staticmethod
     def _families() -> tuple[CounterMetricFamily, CounterMetricFamily, CounterMetricFamily, GaugeMetricFamily]:
@@ -69,8 +81,8 @@ class UsageCollector:
         )
 
 
-def _by_tenant(used: dict[Who, Sums]) -> dict[str, Sums]:
-    total: dict[str, Sums] = {}
+def _by_tenant(used: Mapping[Who, Sums], known: Iterable[str]) -> dict[str, Sums]:
+    total = dict.fromkeys(sorted(known), NOTHING)
     for who, sums in sorted(used.items()):
-        total[who.tenant] = total.get(who.tenant, NOTHING).plus(sums)
+        total[who.tenant] = total[who.tenant].plus(sums)
     return total

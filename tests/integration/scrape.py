@@ -59,12 +59,31 @@ def adds_up(seen: Scrape, asks: Sequence[Ask], left: Sequence[Ask]) -> Laws:
         "tokens out are what clients saw": (out, min(max(out, least), most)),
         "prompts are what clients sent": (seen.sum("headrace_prompt_tokens_total"), sum(len(a.prompt) for a in every)),
     }
+    laws |= _usage_adds_up(seen, asks, left, good)
     for name in ("requests_in_flight", "queue_requests", "queue_tokens", "attempts_running", "bookings",
                  "permits_in_use", "worker_in_use", "worker_batch_sequences", "pair_slots_set_aside"):  # fmt: skip
         laws[f"{name} at rest"] = (seen.sum(f"headrace_{name}"), 0)
     for worker in seen.by("worker", "headrace_worker_state", pool="decode"):
         laws |= {f"{worker}: {law}": sides for law, sides in _hand_offs_add_up(seen, worker).items()}
     return laws
+
+
+def _usage_adds_up(seen: Scrape, asks: Sequence[Ask], left: Sequence[Ask], good: float) -> Laws:
+    """What clients are charged for: all of every answer, and of one that its client left what was handed to it. No
+    prompt is charged for twice, and none that nobody was answered."""
+    used = {kind: seen.sum("headrace_usage_tokens_total", kind=kind) for kind in ("input", "cached", "output")}
+    calls, out = seen.sum("headrace_usage_requests_total"), seen.sum("headrace_output_tokens_total")
+    least = sum(len(tokens) for ask in asks for tokens, _ in ask.right)
+    prompts, others = (sum(len(ask.prompt) for ask in some) for some in (asks, left))
+    return {
+        "requests charged for were answered": (calls, min(max(calls, good, len(asks)), len(asks) + len(left))),
+        "tokens charged for were delivered": (used["output"], min(max(used["output"], least), out)),
+        "prompts charged for were sent": (used["input"], min(max(used["input"], prompts), prompts + others)),
+        "and cached by as many as answers say": (
+            used["cached"],
+            min(used["cached"], seen.sum("headrace_cached_tokens_total")),
+        ),
+    }
 
 
 def _hand_offs_add_up(seen: Scrape, worker: str) -> Laws:
@@ -91,6 +110,8 @@ def _hand_offs_add_up(seen: Scrape, worker: str) -> Laws:
 def all_was_computed_once(seen: Scrape) -> Laws:
     """What holds besides when nothing was tried twice, cancelled or pre-empted."""
     front = {name: seen.sum(f"headrace_{name}_tokens_total") for name in ("prompt", "cached", "output", "dropped")}
+    # A hit on a decode worker saves computing where it computes the prompt; otherwise only what would be sent.
+    hits = seen.by("pool", "headrace_worker_prefix_hit_tokens_total")
     accepted = ("jobs_accepted", "jobs_refused")
     return {
         "no attempt was lost": (seen.sum("headrace_attempts_left_total"), 0),
@@ -101,6 +122,14 @@ def all_was_computed_once(seen: Scrape) -> Laws:
         "tokens out = tokens written": (
             front["output"] + front["dropped"],
             seen.sum("headrace_worker_output_tokens_total"),
+        ),
+        "charged is what was answered": (
+            seen.sum("headrace_usage_tokens_total", kind="cached"),
+            front["cached"],
+        ),
+        "cached is what was found in caches": (
+            front["cached"],
+            min(max(front["cached"], hits["prefill"]), sum(hits.values())),
         ),
         "jobs sent are jobs heard": (
             seen.sum("headrace_pair_jobs_sent_total"),

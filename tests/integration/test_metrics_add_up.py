@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from tests.integration.scrape import Scrape, assert_adds_up
 from tests.integration.stack import BLOCK, Stack, config, post_bytes, stack
 from tests.integration.test_fault_points import FAULTS
 from tests.otlp_receiver import Receiver, receiving
-from tests.queries import all_queries, selectors
+from tests.promql import answer, sides
+from tests.queries import all_queries, selectors, variables
 
 BEGUN = Leave(answer_bytes=1)
 
@@ -50,6 +52,19 @@ def unanswered(query: str, seen: Scrape) -> list[str]:
     return missing
 
 
+def without_data(seen: Scrape) -> list[str]:
+    """Panels, and sides of alerts' conditions, that have no number in this scrape; lists of Grafana without a value."""
+    missing = []
+    for where, query in all_queries():
+        for number, side in enumerate(sides(query, seen.samples), 1):
+            if not any(map(math.isfinite, side.values())):
+                missing.append(f"{where}, side {number}: {query}")
+    for where, query, label in variables():
+        if not {dict(labels).get(label, "") for labels in answer(query, seen.samples)} - {""}:
+            missing.append(f"{where}: {query}")
+    return missing
+
+
 async def check_clean(running: Stack, asks: list[Ask]) -> None:
     await load(running, asks, together=1)
     seen = await assert_adds_up(running, asks, once=True)
@@ -62,6 +77,8 @@ async def check_clean(running: Stack, asks: list[Ask]) -> None:
     assert seen.sum("headrace_worker_step_seconds_count") > 0
     assert seen.sum("headrace_workers") == 4
     assert not {where: missing for where, query in all_queries() if (missing := unanswered(query, seen))}
+    assert variables()
+    assert not without_data(seen)
 
 
 async def check_leavers(running: Stack, before: list[Ask]) -> None:

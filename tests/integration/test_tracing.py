@@ -47,13 +47,14 @@ async def close(front: FrontDoor) -> None:
     await asyncio.to_thread(front.tracing.close)
 
 
-def check_call(receiver: Receiver, traceparent: str, api: str) -> None:
+def check_call(receiver: Receiver, traceparent: str, api: str, public_id: str) -> None:
     root = receiver.root()
     assert (root.name, root.trace_id.hex(), root.parent_span_id.hex()) == (api, TRACE, PARENT)
     assert traceparent == f"00-{TRACE}-{root.span_id.hex()}-01", "the answer names the call's span"
     assert [span.name for span in receiver.below(root)] == ["parse", "text"], "the fake keeps no record of requests"
     told = {item.key: item.value for item in root.attributes}
     assert told["headrace.outcome"].string_value == "ok"
+    assert told["headrace.request_id"].string_value == public_id, "log lines and `headrace explain` are found by it"
     assert (told["gen_ai.usage.input_tokens"].int_value, told["gen_ai.usage.output_tokens"].int_value) == (5, 3)
     assert root.start_time_unix_nano < root.end_time_unix_nano
     assert b"hello" not in b"".join(span.SerializeToString() for span in receiver.spans)
@@ -64,11 +65,13 @@ async def test_over_http() -> None:
     with receiving() as receiver:
         async with serve(dispatcher) as served, httpx.AsyncClient(base_url=served.url) as client:
             traced(served.front, dispatcher, receiver)
-            answer = await client.post("/v1/completions", json=BODY, headers={"traceparent": SAMPLED})
+            answer = await client.post(
+                "/v1/completions", json=BODY, headers={"traceparent": SAMPLED, "x-request-id": "theirs-7"}
+            )
             for headers in ({"traceparent": UNSAMPLED}, {"traceparent": "00-nonsense"}, {}):
                 assert (await client.post("/v1/completions", json=BODY, headers=headers)).status_code == 200
             await close(served.front)
-        check_call(receiver, answer.headers["traceparent"], "completions")
+        check_call(receiver, answer.headers["traceparent"], "completions", "theirs-7")
 
 
 async def test_over_grpc() -> None:
@@ -87,7 +90,7 @@ async def test_over_grpc() -> None:
             trailer = {str(name): str(value) for name, value in await call.trailing_metadata()}
         await server.stop(None)
         await close(front)
-        check_call(receiver, trailer["traceparent"], "grpc")
+        check_call(receiver, trailer["traceparent"], "grpc", trailer["x-request-id"])
 
 
 @pytest.mark.parametrize(
@@ -152,6 +155,34 @@ async def test_a_failure_is_an_error_of_the_span_and_all_are_sampled_where_that_
         assert receiver.root().status.code == Status.STATUS_CODE_ERROR
         assert [span.name for span in receiver.below(receiver.root())] == ["parse"]
         assert receiver.root().kind == Span.SPAN_KIND_SERVER
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+async def test_a_public_door_decides_itself_what_is_recorded(share: float) -> None:
+    """Whatever its caller wishes; the caller's trace is found by a link."""
+    dispatcher = FakeDispatcher(say("abc"))
+    with receiving() as receiver:
+        settings = TracingSettings(
+            otlp_endpoint=f"127.0.0.1:{receiver.port}", insecure=True, sample_share=share, trust_parent=False
+        )
+        async with serve(dispatcher) as served, httpx.AsyncClient(base_url=served.url) as client:
+            served.front.tracing = open_tracing(settings, dispatcher, SystemClock(), "router-0")
+            low = f"00-{'0' * 31}1-{PARENT}-01"  # a share of ids would have this one
+            answers = [await client.post("/v1/completions", json=BODY, headers={"traceparent": SAMPLED})]
+            if not share:
+                answers.append(await client.post("/v1/completions", json=BODY, headers={"traceparent": low}))
+            await close(served.front)
+        for answer in answers:
+            _, trace_id, _, flags = answer.headers["traceparent"].split("-")
+            assert trace_id not in (TRACE, low.split("-")[1])
+            assert bool(int(flags, 16) & 1) is bool(share)
+        if not share:
+            assert not receiver.spans
+            return
+        root = receiver.root()
+        assert not root.parent_span_id
+        (link,) = root.links
+        assert (link.trace_id.hex(), link.span_id.hex()) == (TRACE, PARENT)
 
 
 class Forgetful(FakeDispatcher):

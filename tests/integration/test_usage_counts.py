@@ -3,26 +3,35 @@
 import asyncio
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import fields
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+import grpc
+import grpc.aio
 import httpx
 import pytest
 
 from cluster.core.clock import ManualClock
 from cluster.core.errors import Overloaded, RequestFailed
+from cluster.stubs import inference_pb2 as pb
+from cluster.stubs.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
 from cluster.usage import LocalUsage, Sums, Who, day_of, iso
 from router.front.door import FrontDoor
+from router.front.grpc_service import InferenceService
 from router.front.model_text import ModelText
 from router.front.text import Delta
 from router.front.usage import Receipt
 from router.ledger import Ledger
-from router.requests import TokenEvent, Trace
+from router.requests import TokenEvent, TokenLogprob, Trace
 from tests.fakes.dispatcher import Step, say
 from tests.integration.counting import CACHED, LARGE, PATH, PATIENCE_S, PROMPT, ask, counting
-from tests.integration.front_door_server import MODEL
+from tests.integration.front_door_server import MODEL, Served
 from tests.integration.stack import connect, post_bytes
+
+if TYPE_CHECKING:
+    from cluster.stubs.inference_pb2_grpc import InferenceAsyncStub
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -148,6 +157,57 @@ async def test_who_leaves_a_stream_is_charged_for_what_was_handed_over(tokens: i
         connection.leave()
         await served.dispatcher.until_active(0)
     assert await book.sums() == (Sums(1, 1, 1, tokens, 1, tokens) if tokens else Sums())
+
+
+@asynccontextmanager
+async def grpc_door(served: Served) -> AsyncIterator["InferenceAsyncStub"]:
+    server = grpc.aio.server()
+    add_InferenceServicer_to_server(InferenceService(served.front), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield InferenceStub(channel)
+    await server.stop(None)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 4])
+async def test_who_leaves_a_call_is_charged_for_what_was_handed_over(tokens: int) -> None:
+    """Over gRPC, the same as over HTTP."""
+    forever = asyncio.Event()
+    steps: list[Step] = [*[TokenEvent(0, (65,))] * tokens, forever]
+    async with (
+        counting(lambda _: steps) as (served, _, book),
+        grpc_door(served) as stub,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        call = stub.Generate(pb.GenerateRequest(model=MODEL, prompt="x"))
+        await served.dispatcher.until_active(1)
+        for _ in range(tokens):
+            response = await call.read()
+            assert isinstance(response, pb.GenerateResponse)
+            assert response.delta.text == "A"
+        call.cancel()
+        await served.dispatcher.until_active(0)
+    assert await book.sums() == (Sums(1, 1, 1, tokens, 1, tokens) if tokens else Sums())
+
+
+async def test_what_grpc_was_given_when_its_client_left_is_charged_for() -> None:
+    """A client that reads one message and no more: the others fill what lies between, until one of them waits."""
+    likely = TokenLogprob(-0.5, tuple((token, -1.0) for token in range(20)))
+    steps: list[Step] = [TokenEvent(0, (65,), (likely,))] * 3000
+    async with (
+        counting(lambda _: steps, limits=LARGE) as (served, _, book),
+        grpc_door(served) as stub,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        call = stub.Generate(pb.GenerateRequest(model=MODEL, prompt="x", logprobs=20))
+        await call.read()
+        call.cancel()
+        await served.dispatcher.until_active(0)
+        written = served.front.metrics.registry.get_sample_value("headrace_output_tokens_total")
+    charged = (await book.sums()).output_tokens
+    assert written is not None
+    assert 1 <= charged == written < 3000
 
 
 async def test_who_leaves_before_a_whole_answer_got_nothing() -> None:

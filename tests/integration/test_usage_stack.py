@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from cluster.rpc import auth_metadata, channel
 from cluster.stubs import inference_pb2 as pb
 from cluster.stubs.inference_pb2_grpc import InferenceStub
 from cluster.usage import Sums
+from tests.integration.scrape import scrape
 from tests.integration.stack import BLOCK, MODEL, Json, Stack, config, connect, post_bytes, stack, until
 
 KEYS = {name: new_key() for name in ("acme", "other", "fickle", "root")}
@@ -150,6 +152,16 @@ async def rows(running: Stack) -> dict[str, Sums]:
     return found
 
 
+async def output_tokens(running: Stack) -> float:
+    """What this router made of answers, whoever was given it."""
+    return (await scrape(running)).sum("headrace_output_tokens_total")
+
+
+def tokens_in(received: bytes) -> int:
+    """In the chunks of a stream that asked for log-probabilities: each of their tokens has its offset."""
+    return sum(len(each.split(b",")) for each in re.findall(rb'"text_offset":\[([\d,]+)\]', received))
+
+
 async def decode_worker_dies(running: Stack, ready: asyncio.Event) -> None:
     """One of two, under way; it comes back by itself."""
     await ready.wait()
@@ -189,7 +201,22 @@ async def test_rows_are_what_clients_saw_through_cancels_and_a_failover(running:
     charged = found["fickle"]
     assert charged[:2] == least[:2]
     assert charged.input_characters == least.input_characters
-    assert least.output_tokens <= charged.output_tokens < 2 * 200, "as far as it was handed over, and no further"
+    assert least.output_tokens <= charged.output_tokens < 3 * 200, "as far as it was handed over, and no further"
+
+
+@pytest.mark.parametrize("how", ["http", "grpc"])
+async def test_who_leaves_is_charged_for_all_that_was_read_and_for_nothing_that_was_not_made(
+    running: Stack, how: str
+) -> None:
+    """Alone, so that what the router made of answers meanwhile is this one's."""
+    await running.quiet(PATIENCE_S)
+    before, made = defaultdict(Sums, await rows(running)), await output_tokens(running)
+    client = Client(running, "fickle", Seen())
+    read = await (client.leave_http(5) if how == "http" else client.leave_grpc(9))
+    await running.quiet(PATIENCE_S)
+    charged = (await rows(running))["fickle"].less(before["fickle"])
+    assert (charged[:2], charged.input_characters) == (read[:2], read.input_characters)
+    assert 0 < read.output_tokens <= charged.output_tokens <= await output_tokens(running) - made
 
 
 async def test_what_was_answered_outlives_its_router(running: Stack, valkey: ValkeyServer) -> None:
@@ -198,26 +225,40 @@ async def test_what_was_answered_outlives_its_router(running: Stack, valkey: Val
     acme, other = Client(running, "acme", seen), Client(running, "other", seen)
     redis = valkey.client(decode_responses=True)
 
-    async def cut_stream_is_known() -> bool:
+    def known() -> int:
+        """Tokens of the tenant whose stream is cut, in the book."""
         days = [redis.hgetall(day) for day in redis.keys("headrace:headrace:{usage}:2*")]
         mine = [value for day in days for name, value in day.items() if " other " in name]
-        return sum(int(value.split(",")[3]) for value in mine) > before["other"].output_tokens
+        return sum(int(value.split(",")[3]) for value in mine) - before["other"].output_tokens
+
+    async def told_of_more(times: int) -> None:
+        """So many writes more. The second one begins after the first has ended, and so has all that was there then."""
+        for _ in range(times):
+            was = known()
+
+            async def more(was: int = was) -> bool:
+                return known() > was
+
+            assert await until(more, PATIENCE_S)
 
     router = running.cluster.ready("router-0")
     prompt = other.prompt()
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": 300, "ignore_eos": True, "stream": True}
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 400, "ignore_eos": True, "stream": True, "logprobs": 0}
     raw = post_bytes("/v1/completions", json.dumps(body).encode(), authorization=f"Bearer {KEYS['other']}")
     async with connect(running.url) as cut:
         await cut.send(raw)
         await cut.receive(1)
         reading = asyncio.create_task(cut.answer())
-        assert await until(cut_stream_is_known, PATIENCE_S)
+        await told_of_more(1)
+        read_before = tokens_in(bytes(cut.received))
+        await told_of_more(2)
         await asyncio.gather(acme.http(20), acme.grpc(20, n=2), acme.http(20, n=2, stream=False))
         os.kill(router.pids[0], signal.SIGKILL)
         answer = await reading
     redis.close()
     assert not answer.whole
-    read = sum(len(json.loads(event)["choices"][0]["text"]) > 0 for event in answer.events())
+    texts = [json.loads(event)["choices"][0]["text"] for event in answer.events()]
+    read, read_characters = tokens_in(answer.body), len("".join(texts))
 
     def is_new() -> bool:
         status = running.cluster.status("router-0")
@@ -232,8 +273,8 @@ async def test_what_was_answered_outlives_its_router(running: Stack, valkey: Val
     cut_row = found["other"].less(before["other"])
     assert cut_row.requests == 1
     assert cut_row.input_tokens == len(prompt.encode())
-    assert cut_row.output_characters > 0
-    assert read > 0
+    assert 0 < read_before <= cut_row.output_tokens <= read < 400, "as far as it was before; never more than was read"
+    assert 0 < cut_row.output_characters <= read_characters
 
 
 async def test_redis_holds_names_and_numbers_alone(running: Stack, valkey: ValkeyServer) -> None:

@@ -6,7 +6,9 @@ import io
 from decimal import Decimal
 
 import pytest
+from typer.testing import CliRunner
 
+from cluster.cli.main import app
 from cluster.cli.usage import fetch
 from cluster.config import API_KEY_VARIABLE
 from cluster.core.access import PublicTlsSettings
@@ -16,6 +18,25 @@ from cluster.usage import Sums
 from tests.fakes.dispatcher import say
 from tests.integration.counting import CACHED, KEYS, PATH, PROMPT, ask, bearer, counting
 from tests.integration.front_door_server import MODEL
+
+
+async def test_every_tenant_begins_at_nothing_so_that_its_first_interval_is_a_change() -> None:
+    async with counting(say("abc"), tenants=True) as (served, client, _):
+        await client.post(PATH, json={"model": MODEL, "prompt": PROMPT}, headers=bearer("acme"))
+        value = served.front.metrics.registry.get_sample_value
+        for tenant, count in (("acme", 1), ("other", 0), ("root", 0)):
+            assert value("headrace_usage_requests_total", {"tenant": tenant}) == count
+            for kind in ("input", "cached", "output"):
+                tokens = value("headrace_usage_tokens_total", {"tenant": tenant, "kind": kind})
+                assert (tokens is not None, bool(tokens)) == (True, bool(count))
+            for kind in ("input", "output"):
+                characters = value("headrace_usage_characters_total", {"tenant": tenant, "kind": kind})
+                assert (characters is not None, bool(characters)) == (True, bool(count))
+            cost = value("headrace_usage_cost", {"tenant": tenant, "currency": "EUR"})
+            assert (cost is not None, bool(cost)) == (True, bool(count))
+        assert value("headrace_usage_requests_total", {"tenant": ""}) is None
+    async with counting(say("abc")) as (served, _, _):
+        assert served.front.metrics.registry.get_sample_value("headrace_usage_requests_total", {"tenant": ""}) == 0
 
 
 async def test_a_tenant_is_told_its_own_and_an_operator_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +50,7 @@ async def test_a_tenant_is_told_its_own_and_an_operator_all(monkeypatch: pytest.
         metrics = (await client.get("/metrics", headers=bearer("root"))).text.splitlines()
         monkeypatch.setenv(API_KEY_VARIABLE, KEYS["root"])
         lines = await asyncio.to_thread(fetch, [served.url], None, None, PublicTlsSettings())
+        written = await asyncio.to_thread(CliRunner().invoke, app, ["usage", "--address", served.url])
         with pytest.raises(HeadraceError, match="must be a day like"):
             await asyncio.to_thread(fetch, [served.url], "yesterday", None, PublicTlsSettings())
     acme, other = all_of_it["rows"]
@@ -41,12 +63,18 @@ async def test_a_tenant_is_told_its_own_and_an_operator_all(monkeypatch: pytest.
     read = list(csv.DictReader(io.StringIO(table.text)))
     assert [{name: str(value) for name, value in row.items()} for row in (acme, other)] == read
     assert [line.values() for line in lines] == [acme, other]
+    assert written.exit_code == 0
+    assert written.stdout.splitlines() == table.text.splitlines(), "the command writes what the router does"
     for line in (
         'headrace_usage_tokens_total{kind="input",tenant="acme"} 66.0',
         'headrace_usage_tokens_total{kind="cached",tenant="acme"} 32.0',
         'headrace_usage_tokens_total{kind="output",tenant="other"} 4.0',
         'headrace_usage_characters_total{kind="input",tenant="acme"} 66.0',
+        'headrace_usage_characters_total{kind="output",tenant="acme"} 6.0',
+        'headrace_usage_characters_total{kind="output",tenant="other"} 3.0',
         'headrace_usage_requests_total{tenant="acme"} 2.0',
+        f'headrace_usage_cost{{currency="EUR",tenant="acme"}} {float(cost)}',
+        'headrace_usage_cost{currency="EUR",tenant="root"} 0.0',
         "headrace_usage_book_up 1.0",
         "headrace_usage_unwritten 0.0",
     ):

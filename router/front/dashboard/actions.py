@@ -28,7 +28,7 @@ ANSWER_S = 2.0
 HEADER = b"x-headrace-action"
 MOST_WORKERS = 1024  # of a pool, as `pools.*.replicas`
 _MAX_BODY = 4096
-_log = logging.getLogger("headrace.router.actions")
+_log = logging.getLogger(__name__)
 
 Fulfil = Callable[[Wish], Awaitable[str | None]]
 

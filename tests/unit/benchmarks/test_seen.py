@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.seen import METRICS, SETUPS, UNSEEN, Options, Rounds, costs, markdown
+from benchmarks.seen import METRICS, SETUPS, UNSEEN, Options, Rounds, costs, gains, interval, markdown
 
 OPTIONS = Options("tracer", "at_once", 3, 10)
 LOOP = 0.00001, 0.00003  # seconds a request
@@ -28,3 +28,35 @@ def test_the_page_says_whether_the_aim_is_held_by_the_median(shares: tuple[float
     assert f"Metrics cost {said} of the router's processor time: under 2 % is {held}." in text
     assert text.count("| unseen |") == 2, "its own row, and what metrics are beside"
     assert "In a loop: metrics 10.0 us a request, 1.0 %; with the dashboard 30.0 us a request, 3.0 %." in text
+
+
+def test_an_interval_holds_the_median_and_narrows_with_more_rounds() -> None:
+    few, many = [0.00, 0.01, 0.02, 0.03, 0.04], [0.01 * (at % 5) for at in range(205)]
+    low, high = interval(few)
+    assert (low, high) == (0.0, 0.04), "of five the median may be any"
+    low, high = interval(many)
+    assert 0.01 <= low <= 0.02 <= high <= 0.03
+    assert interval(few) == interval(few), "the same each time"
+    assert interval([0.5]) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [((0.001,) * 9, "resolves"), ((0.03,) * 9, "resolves"), ((-0.1, 0.0, 0.019, 0.05, 0.1), "does not resolve")],
+)
+def test_the_page_says_whether_rounds_are_enough_to_tell(shares: tuple[float, ...], said: str) -> None:
+    assert f" %, {said} it." in markdown(
+        [{name: {"cpu_ms": 1.0 + share * (name != UNSEEN), "req_s": 100.0} for name in SETUPS} for share in shares],
+        LOOP,
+        OPTIONS,
+        {"date": "today"},
+    )
+
+
+def test_throughput_stands_beside() -> None:
+    made = rounds(0.01, 0.01, 0.01)
+    faster = [
+        {name: {**of, "req_s": 110.0 if name == METRICS else 100.0} for name, of in each.items()} for each in made
+    ]
+    assert gains(faster, METRICS) == pytest.approx([0.1] * 3)
+    assert "| +10.0 % (+10.0 - +10.0) [+10.0 - +10.0] | unseen |" in markdown(faster, LOOP, OPTIONS, {"date": "today"})

@@ -6,11 +6,12 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 
 from cluster.core.errors import ConfigError
-from cluster.logs import Form, log_loop_error, setup_logging
+from cluster.logs import ATTEMPT, BURST, LINES_PER_S, REQUEST, Form, Sparing, log_loop_error, setup_logging
 from router.front.errors_http import log_failure
 
 TEXT = "Zwetschgenknoedel"
@@ -108,3 +109,40 @@ async def test_what_nobody_waited_for_is_told_without_what_it_says() -> None:
     assert "never retrieved" in stream.getvalue()
     assert "ValueError" in stream.getvalue()
     assert TEXT not in stream.getvalue()
+
+
+def line(level: int, at: float, **about: str) -> logging.LogRecord:
+    made = logging.makeLogRecord({"name": "router.lines", "levelno": level, "msg": "lost", "created": at, **about})
+    made.levelname = logging.getLevelName(level)
+    return made
+
+
+def test_a_storm_of_lines_about_requests_is_bounded_and_says_how_many_it_left_out() -> None:
+    sparing = Sparing()
+    passed = [sparing.filter(line(logging.WARNING, 100.0, **{ATTEMPT: f"{n}.1"})) for n in range(BURST + 300)]
+    assert sum(passed) == BURST
+    assert sparing.filter(line(logging.WARNING, 100.0)), "what is about nobody"
+    assert sparing.filter(line(logging.ERROR, 100.0, **{REQUEST: "bad"})), "errors always"
+    later = line(logging.WARNING, 100.0 + 1.5 / LINES_PER_S, **{REQUEST: "r"})
+    assert sparing.filter(later)
+    assert getattr(later, "left_out", 0) == 300
+    back = line(logging.WARNING, 50.0, **{REQUEST: "the clock went back"})
+    assert not sparing.filter(back)
+
+
+def test_both_forms_tell_what_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.logs.BURST", 1)
+    for form in get_args(Form):
+        stream = io.StringIO()
+        setup_logging("router-0", "info", form, stream=stream)
+        (handler,) = logging.getLogger().handlers
+        for at, name in ((100.0, "a"), (100.0, "b"), (101.0, "c")):
+            handler.handle(line(logging.WARNING, at, **{REQUEST: name, ATTEMPT: f"ours-{name}.2"}))
+        first, last = stream.getvalue().splitlines()
+        if form == "json":
+            assert "left_out" not in json.loads(first)
+            assert (told := json.loads(last))["left_out"] == 1
+            assert (told["request"], told["attempt"]) == ("c", "ours-c.2")
+        else:
+            assert "left out" not in first
+            assert last.endswith("(1 lines about requests before it were left out)")

@@ -1,5 +1,7 @@
 """Figures of the fleet: labelled by worker, one row each, pairs of those who talk, restarts counted, zeros told."""
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -213,3 +215,52 @@ def test_lives_are_remembered_of_a_bounded_few() -> None:
         lives.heard("worker-0", "decode", number, 0.0, leaving=False)
     assert lives.restarts("worker-0") == MOST_LIVES + 8
     assert (lives.restarts("worker-1"), len(lives._lives)) == (0, MOST_LIVES)
+
+
+def test_each_number_of_a_worker_is_told_under_its_own_name() -> None:
+    """All different, so that no two of them can be mixed up."""
+    made = world(decode=1)
+    gauges = {"blocks_in_use": 10, "slots_in_use": 31, "slots_set_aside": 32}
+    counters = {"prompt_tokens_computed": 21, "prefix_hit_tokens": 22, "tokens_out": 23, "steps": 24}
+    status = Status(ready=True, running=11, waiting=12, handing_off=13, queued_tokens=14, context_tokens=15,
+                    gauges=gauges, counters=counters, pairs=PAIRS[:1])  # fmt: skip
+    say(made, "d0", status)
+    figures = made.core.figures(made.now)
+    (told,) = (each for each in figures.workers if each.worker == "d0")
+    told.age_s, told.tokens_per_s, told.links, told.restarts = 0.25, 41.5, {"p0": 42.5, "p1": 43.5}, 44
+    index = {"entries": 51, "capacity": 52, "refused": 53}
+    requests = {"queued": 61, "queued_tokens": 62, "attempts": 63, "bookings": 64}
+    shown = replace(figures, prefix_index=index, gauges=requests, members=65, told_s=66.5)
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(lambda: shown, Gate().permits))
+    own, pair = {"pool": "decode", "worker": "d0"}, {"prefill": "p0", "decode": "d0"}
+    expected: dict[str, tuple[float, dict[str, str]]] = {
+        "worker_batch_sequences": (11, own),
+        "worker_waiting_requests": (12, own),
+        "worker_handing_off_requests": (13, own),
+        "worker_queued_tokens": (14, own),
+        "worker_context_tokens": (15, own),
+        "worker_prompt_tokens_computed_total": (21, own),
+        "worker_prefix_hit_tokens_total": (22, own),
+        "worker_output_tokens_total": (23, own),
+        "worker_status_age_seconds": (0.25, own),
+        "worker_prefill_tokens_per_second": (41.5, own),
+        "worker_restarts_total": (44, own),
+        "pair_link_bytes_per_second": (42.5, pair),
+        "prefix_index_entries": (51, {}),
+        "prefix_index_capacity": (52, {}),
+        "prefix_index_refused_total": (53, {}),
+        "queue_requests": (61, {}),
+        "queue_tokens": (62, {}),
+        "attempts_running": (63, {}),
+        "bookings": (64, {}),
+        "members": (65, {}),
+        "controller_age_seconds": (66.5, {}),
+    }
+    value = registry.get_sample_value
+    assert {name: value(f"headrace_{name}", labels) for name, (_, labels) in expected.items()} == {
+        name: number for name, (number, _) in expected.items()
+    }
+    slots = {state: value("headrace_worker_slots", {**own, "state": state}) for state in ("in_use", "set_aside")}
+    assert slots == {"in_use": 31, "set_aside": 32}
+    assert value("headrace_worker_slots", {"pool": "prefill", "worker": "p0", "state": "in_use"}) is None

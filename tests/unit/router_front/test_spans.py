@@ -53,6 +53,7 @@ def test_a_hand_off_has_its_chunks_and_the_transfer_beside_them() -> None:
     parts = parts_of(CALL, [made])
     assert [part.name for part in parts] == ["parse", "queue", "place", "prefill", "transfer", "decode", "text"]
     assert times(span(parts, "place")) == (100.3, 100.31)
+    assert span(parts, "place").attributes == {"headrace.decode": "decode-0", "headrace.attempt": "ours.1"}
     prefill, transfer = span(parts, "prefill"), span(parts, "transfer")
     assert times(prefill) == (100.31, 100.43)
     assert [(times(chunk), chunk.attributes) for chunk in prefill.inside] == [
