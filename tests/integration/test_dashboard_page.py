@@ -132,3 +132,24 @@ async def test_names_that_somebody_chose_are_text() -> None:
         await expect(page.locator("#handoffs th").first).to_contain_text(HOSTILE)
         assert await page.locator("main img").count() == 0
         await one.assert_clean()
+
+
+async def test_an_answer_that_cannot_be_drawn_is_said_and_does_not_look_live() -> None:
+    async with page_over(overview()) as (_, one):
+        page, missing = one.page, ["flows"]
+
+        async def maim(route: Route) -> None:
+            answer = await route.fetch()
+            await route.fulfill(
+                json={name: value for name, value in (await answer.json()).items() if name not in missing}
+            )
+
+        await expect(page.locator("#freshness")).to_have_text("live")
+        await page.route("**/dashboard/data", maim)
+        await expect(page.locator("#health")).to_contain_text("cannot draw")
+        await expect(page.locator("body.stale #freshness")).to_have_text("cannot be drawn")
+        assert any("flows" in error for error in one.errors), one.errors
+        missing.clear()
+        await expect(page.locator("#freshness")).to_have_text("live")
+        await expect(page.locator("#health")).to_have_text("serving")
+        assert await page.locator("body.stale").count() == 0
