@@ -3,7 +3,7 @@
 import contextlib
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import chain, count
@@ -11,10 +11,17 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from _pytest.outcomes import Skipped
 from _pytest.terminal import TerminalReporter
 from xdist import is_xdist_worker
 
 Report = Callable[[str], None]
+
+
+class Missing(Skipped):
+    """Raised by a test that needs a program which this machine lacks: skipped, but failed in a run that is recorded,
+    which claims to have verified everything. Says what to install.
+    """
 
 
 class Part(Protocol):
@@ -48,6 +55,17 @@ def pytest_testnodedown(node: Part, error: object) -> None:
     """A part has ended: its lines are the run's; one that died has none, and xdist fails the tests it ran."""
     lines = getattr(node, "workeroutput", {}).get("reported", [])
     node.config.stash.setdefault(_LINES, []).extend(lines)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What `Missing` means."""
+    result = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, Missing) and item.config.getoption("--record"):
+        result.outcome, result.longrepr = "failed", str(call.excinfo.value)
+    return result
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:

@@ -17,6 +17,22 @@ def test_not_here():
     pytest.skip("this machine has no GPU")
 """
 
+BROWSERLESS = """
+import pytest
+from tests.integration.browser import browser, chromium
+
+@pytest.fixture
+def stack():
+    chromium()
+
+def test_over_a_stack(stack):
+    pass
+
+async def test_alone():
+    async with browser():
+        pass
+"""
+
 
 def run(folder: Path, *options: str, tests: str = TESTS) -> subprocess.CompletedProcess[str]:
     (folder / "test_it.py").write_text(tests, encoding="utf-8")
@@ -25,7 +41,10 @@ def run(folder: Path, *options: str, tests: str = TESTS) -> subprocess.Completed
     return subprocess.run([*command, "."], cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("parts", [(), ("-n", "2")], ids=["whole", "in parts"])
+PARTS = pytest.mark.parametrize("parts", [(), ("-n", "2")], ids=["whole", "in parts"])
+
+
+@PARTS
 def test_each_run_has_a_record_of_its_own_that_says_why_something_was_skipped(
     tmp_path: Path, parts: tuple[str, ...]
 ) -> None:
@@ -39,3 +58,19 @@ def test_each_run_has_a_record_of_its_own_that_says_why_something_was_skipped(
         assert "- test_it.py::test_not_here: this machine has no GPU\n" in text
         assert "- a figure: 7\n" in text
         assert any(f"recorded in {file}" in each.stdout for each in done)
+
+
+@PARTS
+def test_a_machine_without_a_browser_fails_a_recorded_run_and_is_told_what_to_install(
+    tmp_path: Path, parts: tuple[str, ...]
+) -> None:
+    options = ("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function", "-rs", *parts)
+    plain = run(tmp_path, *options, tests=BROWSERLESS)
+    assert plain.returncode == 0, plain.stdout
+    assert "2 skipped" in plain.stdout
+    recorded = run(tmp_path, *options, f"--record={tmp_path / 'kept'}", tests=BROWSERLESS)
+    assert recorded.returncode == 1, recorded.stdout
+    assert "1 failed, 1 error" in recorded.stdout
+    assert recorded.stdout.count("apt install chromium") >= 2
+    (kept,) = (tmp_path / "kept").iterdir()
+    assert "0 passed, 1 failed, 1 error, 0 skipped." in kept.read_text(encoding="utf-8")
