@@ -24,7 +24,7 @@ check: $(STAMP) ## ruff and mypy, strict
 bench: $(STAMP) ## the benchmarks; tables go to benchmarks/results/
 	$(BIN)/python -m benchmarks $(ARGS)
 
-verify: $(STAMP) ## the long tests, two at a time; their summary goes to docs/verify/
+verify: $(STAMP) ## the long tests, two at a time; their summary goes to docs/verify/, a file for each run
 	$(BIN)/python -m pytest -m verify -n 2 --dist loadfile --no-loadscope-reorder --record=docs/verify $(ARGS)
 
 mutants: $(STAMP) ## one-line faults in a copy of the product; each must turn its test red

@@ -9,6 +9,7 @@ import uvloop
 
 from benchmarks.bench import Bench, Outcome, Plan
 from benchmarks.machine import describe_machine, today
+from benchmarks.pictures import leave_pictures
 from benchmarks.report import document, markdown, publish
 from benchmarks.workloads import profile
 from cluster.core.clock import SystemClock
@@ -37,18 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = markdown(plan, outcome, machine)
     stem = f"{today(clock)}-{options.model.rstrip('/').rsplit('/', 1)[-1]}-{name}"
     publish(options.out, stem, text, document(plan, outcome, machine))
-    _draw(options.out / f"{stem}.json")
+    leave_pictures(options.out / f"{stem}.json")
     return 1 if any(run.errors for run in outcome.runs) else 0
-
-
-def _draw(result: Path) -> None:
-    """Pictures, where what draws them is installed."""
-    try:
-        from benchmarks.plot import plot_all
-    except ModuleNotFoundError as error:
-        print(f"no pictures without {error.name}: pip install 'headrace[bench]'")
-        return
-    plot_all([result], None, print)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

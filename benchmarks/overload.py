@@ -26,6 +26,7 @@ import uvloop
 from benchmarks.http_client import HttpClient
 from benchmarks.load import closed_loop, open_loop
 from benchmarks.machine import describe_machine, today
+from benchmarks.pictures import leave_pictures
 from benchmarks.report import head, number, publish
 from benchmarks.setups import Setup, status_of, wait_serving
 from benchmarks.timeline import Timeline, percentile
@@ -216,7 +217,8 @@ def main() -> int:
         return 1
     text = markdown(capacity, options.slo, points, machine)
     document = {"machine": machine, "capacity": capacity, "slo_s": options.slo, "points": [asdict(p) for p in points]}
-    publish(options.out, f"{today(clock)}-tracer-overload", text, document)
+    publish(options.out, stem := f"{today(clock)}-tracer-overload", text, document)
+    leave_pictures(options.out / f"{stem}.json")
     return 0
 
 

@@ -20,6 +20,7 @@ from benchmarks.machine import describe_machine, today
 from benchmarks.modelled.cluster import Shape
 from benchmarks.modelled.player import Outcome, Player
 from benchmarks.modelled.traces import SCALE, Ask, arriving, read_trace
+from benchmarks.pictures import leave_pictures
 from benchmarks.report import head, number, publish
 from benchmarks.timeline import percentile
 from cluster.core.clock import SystemClock
@@ -173,7 +174,8 @@ def main() -> int:
             print(f"{path.stem} at {load:g}: {cells[-1].goodput:.2f} good a second", flush=True)
     text = markdown(cells, facts, machine)
     document = {"machine": machine, "facts": facts, "cells": [asdict(cell) for cell in cells]}
-    publish(options.out, f"{today(clock)}-overload-modelled", text, document)
+    publish(options.out, stem := f"{today(clock)}-overload-modelled", text, document)
+    leave_pictures(options.out / f"{stem}.json")
     return 0
 
 

@@ -39,9 +39,10 @@ def pictures(document: Mapping[str, object]) -> list[Picture]:
     origin, found = origin_of(document), []
     if by_workload := curves(document):
         paint = partial(distributions.paint, found=by_workload, origin=origin)
-        found.append(Picture("latency", (9.6, 0.4 + 3.1 * len(by_workload)), paint))
+        found.append(Picture("latency", (9.6, distributions.height(by_workload)), paint))
     if runs := courses(document):
-        found.append(Picture("interference", (9.6, 6.4), partial(interference.paint, found=runs, origin=origin)))
+        size = (4.8 * len(runs), 6.4)
+        found.append(Picture("interference", size, partial(interference.paint, found=runs, origin=origin)))
     if loads := load_curves(document):
         paint_loads = partial(goodput.paint, found=loads, origin=origin)
         found.append(Picture("goodput", (9.6, 0.4 + 3.4 * len(loads)), paint_loads))
@@ -52,13 +53,13 @@ def origin_of(document: Mapping[str, object]) -> str:
     """Where, when and how it was measured, for the small print."""
     machine, plan = document.get("machine"), document.get("plan")
     said = machine if isinstance(machine, dict) else {}
-    model = plan.get("model") if isinstance(plan, dict) else None
+    model = (plan if isinstance(plan, dict) else document).get("model")
     parts = [model, said.get("processor"), said.get("date"), said.get("command")]
     return "; ".join(str(part) for part in parts if part)
 
 
 def plot(file: Path, folder: Path | None = None) -> list[Path]:
-    """Draw what one result shows, beside it or into `folder`. Raises ValueError for a file that is no result."""
+    """Draw what one result shows, beside it or into `folder`. Raises OSError, and ValueError for what is no result."""
     document = orjson.loads(file.read_bytes())
     if not isinstance(document, dict):
         raise ValueError("not a result of a benchmark")
@@ -76,7 +77,7 @@ def plot_all(files: Sequence[Path], folder: Path | None, say: Callable[[str], No
     for file in files:
         try:
             written = plot(file, folder)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError) as error:
             say(f"{file}: cannot be drawn: {error}")
             good = False
             continue

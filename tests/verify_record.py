@@ -1,18 +1,27 @@
 """What a run reports beyond pass and fail, and the record that `make verify` keeps of it (`--record DIR`)."""
 
+import contextlib
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import chain, count
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from _pytest.outcomes import Skipped
 from _pytest.terminal import TerminalReporter
 from xdist import is_xdist_worker
 
 Report = Callable[[str], None]
+
+
+class Missing(Skipped):
+    """Raised by a test that needs a program which this machine lacks: skipped, but failed in a run that is recorded,
+    which claims to have verified everything. Says what to install.
+    """
 
 
 class Part(Protocol):
@@ -26,7 +35,7 @@ _SLOW_S = 1.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--record", metavar="DIR", help="write a summary of this run to DIR/<date>.md")
+    parser.addoption("--record", metavar="DIR", help="write a summary of this run to DIR/<date>-<time>.md")
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +57,17 @@ def pytest_testnodedown(node: Part, error: object) -> None:
     node.config.stash.setdefault(_LINES, []).extend(lines)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What `Missing` means."""
+    result = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, Missing) and item.config.getoption("--record"):
+        result.outcome, result.longrepr = "failed", str(call.excinfo.value)
+    return result
+
+
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
     """Print what was noted, and keep it when asked to."""
     lines = config.stash.get(_LINES, [])
@@ -56,11 +76,20 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.C
     for line in lines:
         terminalreporter.write_line(line)
     folder = config.getoption("--record")
-    if folder:
-        file = Path(str(folder)) / f"{datetime.now(UTC):%Y-%m-%d}.md"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(_summary(terminalreporter, lines), encoding="utf-8")
+    if folder and not hasattr(config, "workerinput"):  # a part of a run has no record of its own
+        file = _record(Path(str(folder)), _summary(terminalreporter, lines))
         terminalreporter.write_line(f"recorded in {file}")
+
+
+def _record(folder: Path, text: str) -> Path:
+    """Into a file of its own: no run's record replaces another's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{datetime.now(UTC):%Y-%m-%d-%H%M}"
+    for name in chain([stem], (f"{stem}-{number}" for number in count(2))):
+        with contextlib.suppress(FileExistsError), (folder / f"{name}.md").open("x", encoding="utf-8") as file:
+            file.write(text)
+            break
+    return folder / f"{name}.md"
 
 
 def _summary(terminalreporter: TerminalReporter, lines: list[str]) -> str:
@@ -71,6 +100,7 @@ def _summary(terminalreporter: TerminalReporter, lines: list[str]) -> str:
         for each in terminalreporter.stats.get(outcome, [])
         if each.duration >= _SLOW_S or outcome != "passed"
     ]
+    skipped = [(each.nodeid, _why(each.longrepr)) for each in terminalreporter.stats.get("skipped", [])]
     rows = [f"| {node} | {outcome} | {seconds:.0f} |" for seconds, node, outcome in sorted(took, reverse=True)]
     return "\n".join(
         [
@@ -86,9 +116,16 @@ def _summary(terminalreporter: TerminalReporter, lines: list[str]) -> str:
             "| --- | --- | --- |",
             *rows,
             "",
+            *(["## Skipped", "", *(f"- {node}: {why}" for node, why in skipped), ""] if skipped else []),
             *(["## Reported", "", *(f"- {line}" for line in lines), ""] if lines else []),
         ]
     )
+
+
+def _why(longrepr: object) -> str:
+    """A skip is told as (file, line, reason)."""
+    reason = longrepr[2] if isinstance(longrepr, tuple | list) else longrepr
+    return str(reason).removeprefix("Skipped: ")
 
 
 def _processor() -> str:

@@ -1,6 +1,9 @@
-"""What pictures show, from a result's JSON. Pure; nothing of matplotlib."""
+"""What pictures show, from a result's JSON. Pure; nothing of matplotlib.
 
-from collections.abc import Mapping, Sequence
+Everything here raises ValueError, and says what, for JSON that no benchmark wrote.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,48 +104,99 @@ def steps(spans: Sequence[tuple[float, float]]) -> Steps:
     return Steps(times, counts)
 
 
+def in_order(setups: Iterable[str]) -> list[str]:
+    """Each once, as they came; a program's split before its aggregated, and both before whatever else it can be."""
+    names = list(dict.fromkeys(setups))
+    programs = list(dict.fromkeys(name.partition(" ")[0] for name in names if name not in NAMES))
+
+    def key(name: str) -> tuple[int, int]:
+        kind = name.rpartition(" ")[2]
+        place = -1 if name in NAMES else programs.index(name.partition(" ")[0])
+        return place, NAMES.index(kind) if kind in NAMES else len(NAMES)
+
+    return sorted(names, key=key)
+
+
 def curves(document: Document) -> list[Curves]:
     """Of every workload whose runs have samples."""
     found: dict[str, Curves] = {}
-    for run in document.get("runs", ()):
-        if not (samples := [one for one in unpack(run.get("samples", ())) if one.kind == CHAT and one.ok]):
+    for run in _rows(document, "runs"):
+        if not (samples := [one for one in _samples(run) if one.kind == CHAT and one.ok]):
             continue
-        known = found.setdefault(run["workload"], Curves(run["workload"], {}, {}))
-        known.ttft.setdefault(run["setup"], []).extend(one.ttft for one in samples if one.ttft is not None)
-        known.itl.setdefault(run["setup"], []).extend(gap for one in samples for gap in one.gaps)
+        workload, setup = _word(run, "workload"), _word(run, "setup")
+        known = found.setdefault(workload, Curves(workload, {}, {}))
+        known.ttft.setdefault(setup, []).extend(one.ttft for one in samples if one.ttft is not None)
+        known.itl.setdefault(setup, []).extend(gap for one in samples for gap in one.gaps)
     return list(found.values())
 
 
 def courses(document: Document) -> list[Course]:
-    """The first run with long prompts of each set-up, split first; [] unless there are both."""
+    """The first run with long prompts of each set-up, split first; [] when there are not two to compare."""
     found: dict[str, Course] = {}
-    for run in document.get("runs", ()):
-        samples = unpack(run.get("samples", ()))
+    for run in _rows(document, "runs"):
+        samples = _samples(run)
         if any(one.kind != CHAT for one in samples):
-            found.setdefault(run["setup"], Course(run["setup"], float(run["seconds"]), samples))
-    return [found[name] for name in NAMES] if found.keys() >= set(NAMES) else []
+            setup = _word(run, "setup")
+            found.setdefault(setup, Course(setup, _number(run, "seconds"), samples))
+    return [found[name] for name in in_order(found)] if len(found) > 1 else []
 
 
 def load_curves(document: Document) -> list[LoadCurve]:
     """Of benchmarks.overload, and of benchmarks.overload_modelled by trace."""
-    if "points" in document:
-        points = [_measured(point) for point in document["points"]]
-        return [LoadCurve("", points, document.get("slo_s"), document.get("capacity"))]
+    slo_s = _number_or_none(document, "slo_s")
+    if points := [_measured(point) for point in _rows(document, "points")]:
+        return [LoadCurve("", points, slo_s, _number_or_none(document, "capacity"))]
     found: dict[str, LoadCurve] = {}
-    for cell in document.get("cells", ()):
+    for cell in _rows(document, "cells"):
         if "goodput" in cell and "refused" in cell:
-            curve = found.setdefault(cell["trace"], LoadCurve(cell["trace"], [], document.get("slo_s"), None))
+            trace = _word(cell, "trace")
+            curve = found.setdefault(trace, LoadCurve(trace, [], slo_s, None))
             curve.points.append(_modelled(cell))
     return list(found.values())
 
 
 def _measured(point: Document) -> Load:
-    seconds = point["sent"] / point["rate"] if point["rate"] else 0.0
-    refused = point["refused"] / seconds if seconds else 0.0
-    p50, p99 = (None if point[name] is None else point[name] / 1000 for name in ("ttft_p50", "ttft_p99"))
-    return Load(point["times"], point["rate"], point["goodput"], refused, p50, p99)
+    rate = _number(point, "rate")
+    seconds = _number(point, "sent") / rate if rate else 0.0
+    refused = _number(point, "refused") / seconds if seconds else 0.0
+    waits = [_number_or_none(point, name) for name in ("ttft_p50", "ttft_p99")]
+    p50, p99 = (None if wait is None else wait / 1000 for wait in waits)
+    return Load(_number(point, "times"), rate, _number(point, "goodput"), refused, p50, p99)
 
 
 def _modelled(cell: Document) -> Load:
-    refused = cell["rate"] * cell["refused"] / cell["asked"] if cell["asked"] else 0.0
-    return Load(cell["load"], cell["rate"], cell["goodput"], refused, cell["ttft_p50"], cell["ttft_p99"])
+    rate, asked = _number(cell, "rate"), _number(cell, "asked")
+    refused = rate * _number(cell, "refused") / asked if asked else 0.0
+    p50, p99 = (_number_or_none(cell, name) for name in ("ttft_p50", "ttft_p99"))
+    return Load(_number(cell, "load"), rate, _number(cell, "goodput"), refused, p50, p99)
+
+
+def _rows(document: Document, name: str) -> list[Document]:
+    """The objects in a list; [] where there is none of this name."""
+    found = document.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ValueError(f"{name} is not a list of objects")
+    return found
+
+
+def _samples(run: Document) -> list[Sample]:
+    try:
+        return unpack(_rows(run, "samples"))
+    except KeyError as error:
+        raise ValueError(f"a sample has no {error.args[0]}") from error
+
+
+def _word(row: Document, name: str) -> str:
+    if not isinstance(value := row.get(name), str):
+        raise ValueError(f"{name} is not text but {value!r}")
+    return value
+
+
+def _number(row: Document, name: str) -> float:
+    if not isinstance(value := row.get(name), int | float):
+        raise ValueError(f"{name} is not a number but {value!r}")
+    return float(value)
+
+
+def _number_or_none(row: Document, name: str) -> float | None:
+    return None if row.get(name) is None else _number(row, name)

@@ -1,6 +1,6 @@
 """An interference run over time, split beside aggregated: every request, both phases, every gap between tokens.
 
-Both sides have the same axes. A mark is a chunk of text, a plain bar a prompt that is read; where marks are missing,
+All set-ups have the same axes. A mark is a chunk of text, a plain bar a prompt that is read; where marks are missing,
 somebody waited.
 """
 
@@ -28,14 +28,16 @@ _TITLES = {
 def paint(figure: Figure, found: Sequence[Course], theme: Theme, origin: str) -> None:
     """Three rows: requests, how many are in which phase, gaps."""
     grid = figure.subplots(3, len(found), sharex=True, sharey="row", squeeze=False, height_ratios=(3.2, 1.2, 2.2))
+    styles = theme.styles(course.setup for course in found)
     for column, course in enumerate(found):
+        colour, _ = styles[course.setup]
         lanes, phases, gaps = grid[:, column]
         for axes in grid[:, column]:
             for start, end in course.long_reads:
                 axes.axvspan(start, end, color=theme.shade, linewidth=0, zorder=0)
-        _lanes(lanes, course, theme)
-        _phases(phases, course, theme)
-        _gaps(gaps, course, theme)
+        _lanes(lanes, course, theme, colour)
+        _phases(phases, course, theme, colour)
+        _gaps(gaps, course, colour)
         lanes.set_title(_TITLES.get(course.setup, course.setup))
         gaps.set_xlabel("seconds")
     longest = max(course.seconds for course in found)
@@ -50,8 +52,7 @@ def paint(figure: Figure, found: Sequence[Course], theme: Theme, origin: str) ->
     caption(figure, f"{_KEY}\n{origin}", theme)
 
 
-def _lanes(axes: Axes, course: Course, theme: Theme) -> None:
-    colour, _ = theme.of(course.setup)
+def _lanes(axes: Axes, course: Course, theme: Theme, colour: str) -> None:
     for lane, one in enumerate(course.samples):
         if one.chunks:
             axes.hlines(lane, one.sent, one.chunks[0], color=theme.ink, linewidth=2.0 if one.kind == CHAT else 4.5)
@@ -61,10 +62,9 @@ def _lanes(axes: Axes, course: Course, theme: Theme) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def _phases(axes: Axes, course: Course, theme: Theme) -> None:
-    colour, _ = theme.of(course.setup)
+def _phases(axes: Axes, course: Course, theme: Theme, colour: str) -> None:
     reading, writing = course.reading, course.writing
-    pools = (" (prefill pool)", " (decode pool)") if course.setup == "split" else ("", "")
+    pools = (" (prefill pool)", " (decode pool)") if course.setup.endswith("split") else ("", "")
     axes.fill_between(
         writing.times, writing.counts, step="post", color=colour, alpha=0.35, lw=0, label=f"being answered{pools[1]}"
     )
@@ -73,8 +73,7 @@ def _phases(axes: Axes, course: Course, theme: Theme) -> None:
     axes.legend(loc="upper left", ncols=2, fontsize=7.5, borderaxespad=0.1, handlelength=1.2)
 
 
-def _gaps(axes: Axes, course: Course, theme: Theme) -> None:
-    colour, _ = theme.of(course.setup)
+def _gaps(axes: Axes, course: Course, colour: str) -> None:
     found = course.gaps
     axes.plot([at for at, _ in found], [MS * gap for _, gap in found], ".", ms=2.6, color=colour, rasterized=True)
     if found:

@@ -3,7 +3,8 @@
 A picture has its own background, so it can be read on any page; for pages in the dark there is a second one.
 """
 
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,14 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.plots.data import NAMES, in_order
+
+Style = tuple[str, str]
+"""A colour and a line."""
+
 DPI = 144
+_LETTERS_PER_INCH = 16  # of the small print
+_LINES = ("-", "--", ":", "-.")
 _COMMON: dict[Any, Any] = {  # the library types its keys by name
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
@@ -32,7 +40,9 @@ _COMMON: dict[Any, Any] = {  # the library types its keys by name
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """`suffix` of its files. `split` and `aggregated` are the set-ups'; `shade` lies behind what is drawn."""
+    """`suffix` of its files. `split` and `aggregated` are the set-ups', `others` more programs' beside these; `shade`
+    lies behind what is drawn.
+    """
 
     suffix: str
     ground: str
@@ -41,14 +51,37 @@ class Theme:
     split: str
     aggregated: str
     shade: str
+    others: tuple[str, ...]
 
-    def of(self, setup: str) -> tuple[str, str]:
-        """A set-up's colour and line style."""
-        return (self.split, "-") if setup == "split" else (self.aggregated, "--")
+    def styles(self, setups: Iterable[str]) -> dict[str, Style]:
+        """Of each set-up, in order: a colour for each program, a line for each of its kinds.
+
+        A set-up is called "split" or "aggregated" where only this program is measured, else "vllm split" or the like.
+        """
+        colours = (self.split, self.aggregated, *self.others)
+        found: dict[str, Style] = {}
+        kinds: dict[str, int] = {}  # program -> how many of its kinds there were
+        for name in in_order(setups):
+            program = name.partition(" ")[0]
+            first = NAMES.index(program) if program in NAMES else 0
+            kind = kinds[program] = kinds.get(program, first - 1) + 1
+            found[name] = colours[list(kinds).index(program) % len(colours)], _LINES[kind % len(_LINES)]
+        return found
 
 
-LIGHT = Theme("", "#ffffff", "#24292f", "#d8dee4", "#0072b2", "#d55e00", "#f3e3c3")
-DARK = Theme("-dark", "#0d1117", "#d7dde4", "#30363d", "#56b4e9", "#e69f00", "#3d3216")
+LIGHT = Theme(
+    "", "#ffffff", "#24292f", "#d8dee4", "#0072b2", "#d55e00", "#f3e3c3", ("#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+)
+DARK = Theme(
+    "-dark",
+    "#0d1117",
+    "#d7dde4",
+    "#30363d",
+    "#56b4e9",
+    "#e69f00",
+    "#3d3216",
+    ("#009e73", "#cc79a7", "#f0e442", "#d55e00"),
+)
 
 
 def draw(theme: Theme, size: tuple[float, float], paint: Callable[[Figure], None]) -> Figure:
@@ -75,6 +108,8 @@ def save(figure: Figure, folder: Path, stem: str, theme: Theme) -> list[Path]:
 
 def caption(figure: Figure, text: str, theme: Theme) -> None:
     """What was measured where, in small print below."""
+    width = round(_LETTERS_PER_INCH * figure.get_figwidth())
+    text = "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in text.splitlines())
     figure.supxlabel(text, fontsize=7.5, color=theme.ink, alpha=0.75, x=0.01, ha="left")
 
 

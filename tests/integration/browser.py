@@ -11,18 +11,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
+
+from tests.verify_record import Missing
 
 WITHIN_MS = 20_000.0
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def chromium() -> str:
-    """Where the machine's browser is. Skips the test where there is none."""
+    """Where the machine's browser is. Raises Missing where there is none."""
     found = next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None:
-        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
+        raise Missing("no Chromium on this machine (Debian, Ubuntu: apt install chromium)")
     return found
 
 

@@ -7,37 +7,14 @@ from dataclasses import replace
 
 from playwright.async_api import Page, Route, expect
 
-from cluster.core.clock import SystemClock
-from router.overview import FlowNow, Overview, WorkerNow
-from router.records import AttemptRecord, RequestRecord, record_of
-from router.requests import Request, Trace
+from router.overview import Overview
 from tests.fakes.dispatcher import FakeDispatcher, say
 from tests.integration.browser import Tab, browser, tab
 from tests.integration.front_door_server import Served, serve
+from tests.integration.overviews import overview, request
 
-CLOCK = SystemClock()
 LOOK = "() => document.dispatchEvent(new Event('visibilitychange'))"  # the page asks at once
 HOSTILE = "<img src=x onerror=alert(1)>\u202e'\"`${1}"
-
-
-def worker(name: str, role: str = "decode") -> WorkerNow:
-    return WorkerNow(name, "h:1", role, 7, "ready", 1, CLOCK.now(), None, 64, 60, 2, 0, 1, 0, 1, 0)
-
-
-def request(name: str, public_id: str, *, running: bool = False) -> RequestRecord:
-    now = CLOCK.now()
-    trace = Trace("prefill-0", "decode-0", 1, arrived=now - 0.5, left=None if running else now)
-    record = record_of(Request(name, public_id, (1, 2, 3), 9), trace, now - 0.49)
-    record.attempts = [AttemptRecord("decode-0", (), False, (), 1.0, 2.0, 40.0)]
-    if not running:
-        record.attempt_ended(record.attempts[0], "ok", now)
-        record.ended("ok", now)
-    return record
-
-
-def overview(*records: RequestRecord, name: str = "decode-0") -> Overview:
-    flows = [FlowNow(("prefill-0", name), 1, 17, 4, 8192, 20.0)]
-    return Overview(CLOCK.now(), [worker("prefill-0", "prefill"), worker(name)], [], flows, [], records, 0, 0, 1)
 
 
 @asynccontextmanager
@@ -132,3 +109,24 @@ async def test_names_that_somebody_chose_are_text() -> None:
         await expect(page.locator("#handoffs th").first).to_contain_text(HOSTILE)
         assert await page.locator("main img").count() == 0
         await one.assert_clean()
+
+
+async def test_an_answer_that_cannot_be_drawn_is_said_and_does_not_look_live() -> None:
+    async with page_over(overview()) as (_, one):
+        page, missing = one.page, ["flows"]
+
+        async def maim(route: Route) -> None:
+            answer = await route.fetch()
+            await route.fulfill(
+                json={name: value for name, value in (await answer.json()).items() if name not in missing}
+            )
+
+        await expect(page.locator("#freshness")).to_have_text("live")
+        await page.route("**/dashboard/data", maim)
+        await expect(page.locator("#health")).to_contain_text("cannot draw")
+        await expect(page.locator("body.stale #freshness")).to_have_text("cannot be drawn")
+        assert any("flows" in error for error in one.errors), one.errors
+        missing.clear()
+        await expect(page.locator("#freshness")).to_have_text("live")
+        await expect(page.locator("#health")).to_have_text("serving")
+        assert await page.locator("body.stale").count() == 0

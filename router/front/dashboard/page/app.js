@@ -9,7 +9,7 @@ import { failovers, legend, requests } from "/dashboard/requests.js";
 
 const EVERY_MS = 1000;
 const PATIENCE_MS = 4000;
-const state = { paused: false, locked: false, key: 0, last: null, heardAt: 0, timer: 0 };
+const state = { paused: false, locked: false, key: 0, last: null, broken: false, heardAt: 0, timer: 0 };
 
 async function look() {
   clearTimeout(state.timer);
@@ -23,6 +23,17 @@ async function look() {
 
 async function ask() {
   const key = state.key; // counts: an answer to a key that was forgotten meanwhile is nobody's
+  const { status, data } = await heard();
+  if (key !== state.key) return;
+  if (status === 401 || status === 403) lock(status);
+  else if (data !== null) {
+    state.last = data;
+    state.heardAt = performance.now();
+    draw(data);
+  }
+}
+
+async function heard() {
   try {
     const answer = await fetch("/dashboard/data", {
       headers: headers(),
@@ -30,16 +41,22 @@ async function ask() {
       credentials: "omit",
       signal: AbortSignal.timeout(PATIENCE_MS),
     });
-    const data = answer.ok ? await answer.json() : null;
-    if (key !== state.key) return;
-    if (answer.status === 401 || answer.status === 403) lock(answer.status);
-    else if (data !== null) {
-      state.last = data;
-      state.heardAt = performance.now();
-      show(data);
-    }
+    return { status: answer.status, data: answer.ok ? await answer.json() : null };
   } catch {
-    // Nobody answered: how old the picture is says so.
+    return { status: 0, data: null }; // nobody answered: how old the picture is says so
+  }
+}
+
+// What this page does not understand must not look like a live picture: some of it would be from before.
+function draw(data) {
+  try {
+    show(data);
+    state.broken = false;
+  } catch (error) {
+    state.broken = true;
+    byId("health").dataset.state = "bad";
+    say(byId("health"), "this page cannot draw what the router tells; load it again");
+    console.error(error);
   }
 }
 
@@ -83,9 +100,9 @@ function newFigure([name]) {
 function freshness() {
   const seconds = (performance.now() - state.heardAt) / 1000;
   const stale = state.last !== null && seconds > 3;
-  document.body.classList.toggle("stale", stale && !state.paused);
+  document.body.classList.toggle("stale", state.broken || (stale && !state.paused));
   const age = state.last === null ? "" : stale ? `as of ${ago(seconds)}` : "live";
-  say(byId("freshness"), state.paused ? "paused" : age);
+  say(byId("freshness"), state.broken ? "cannot be drawn" : state.paused ? "paused" : age);
   if (state.last === null && !state.locked) say(byId("health"), "the router does not answer");
 }
 
@@ -93,6 +110,7 @@ function lock(status) {
   state.locked = true;
   state.key += 1;
   state.last = null; // nothing to show again when the window changes
+  state.broken = false;
   const refused = known();
   forget();
   byId("main").hidden = true;
@@ -127,7 +145,7 @@ byId("pause").addEventListener("click", () => {
 });
 
 document.addEventListener("visibilitychange", look);
-addEventListener("resize", () => state.last && show(state.last));
+addEventListener("resize", () => state.last && draw(state.last));
 setInterval(freshness, 1000);
 legend();
 look();
