@@ -26,6 +26,7 @@ from typing import Literal
 import msgspec
 
 from cluster.config import environment, secret_from_environment
+from cluster.core.addresses import is_own_machine
 from cluster.core.config import ClusterConfig
 from cluster.core.errors import ConfigError, HeadraceError
 from cluster.pipe import Role
@@ -58,11 +59,16 @@ class Node:
 
 
 def ray_command(node: Node, config: ClusterConfig) -> tuple[str, ...]:
-    """`ray start` for this machine. Raises ConfigError without `ray.address`."""
+    """`ray start` for this machine. Raises ConfigError without `ray.address`, or with a host for this machine alone."""
     address = config.ray.address or ""
-    port = address.rpartition(":")[2]
+    head, _, port = address.rpartition(":")
     if not port.isdecimal():
         raise ConfigError(f"ray.address: {config.ray.address!r} is not the head's host:port, for example head:6379")
+    if is_own_machine(config.host) and not is_own_machine(head):
+        raise ConfigError(
+            f"host: {config.host!r} is this machine's alone, and ray.address {address!r} is elsewhere: the others "
+            "could not reach what runs here; set host to the address of this machine that they can dial"
+        )
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
     command += [f"--node-ip-address={config.host}", "--num-cpus=0", f"--object-store-memory={OBJECT_STORE_BYTES}"]
     if node.kind == "head":

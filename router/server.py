@@ -94,7 +94,7 @@ async def serve(context: ProgramContext, make_metrics: type[FrontMetrics] = Fron
     runtime, front = await _assemble(context, epoch, tenants.tenants, make_metrics)
     front.members = context.members
     dashboard = Dashboard(runtime, context.wishes.ask) if config.router.dashboard else None
-    rpc, http, admin = _doors(config, front, make_app(front, runtime, dashboard))
+    rpc, http, admin = doors(config, front, make_app(front, runtime, dashboard))
     await rpc.start()
     web = asyncio.ensure_future(http.run_here())
     looked_after = asyncio.ensure_future(admin.run_here())
@@ -124,8 +124,8 @@ async def serve(context: ProgramContext, make_metrics: type[FrontMetrics] = Fron
         await rpc.set_serving(False)
         await asyncio.sleep(LINGER_S)
         http.should_exit = True
-        doors = asyncio.gather(web, rpc.stop(config.timing.drain_s + CUT_S))
-        await _drain(doors, serving, config.timing.drain_s)
+        closing = asyncio.gather(web, rpc.stop(config.timing.drain_s + CUT_S))
+        await _drain(closing, serving, config.timing.drain_s)
         admin.should_exit = True
         await looked_after
     finally:
@@ -139,7 +139,7 @@ async def serve(context: ProgramContext, make_metrics: type[FrontMetrics] = Fron
         await tenants.close()
 
 
-def _doors(config: ClusterConfig, front: FrontDoor, app: ASGIApp) -> tuple[RpcServer, WebServer, WebServer]:
+def doors(config: ClusterConfig, front: FrontDoor, app: ASGIApp) -> tuple[RpcServer, WebServer, WebServer]:
     """gRPC and HTTP for clients, and HTTP for who looks after the cluster; bound, not started. Raises ConfigError."""
     settings, keys = config.router, front.gate
     tls = public_files(config.tls.public)

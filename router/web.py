@@ -5,9 +5,12 @@ takes no place at the other one.
 """
 
 import asyncio
+import functools
 import math
 import socket
+import ssl
 from collections.abc import Sequence
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,6 +21,7 @@ from cluster.tls import CertificateFiles, web_context
 from router.front.auth import OPEN
 from router.front.dashboard.paths import ALL as DASHBOARD
 from router.front.http_protocol import bounded
+from router.tls_listener import TlsListener
 
 ADMIN = frozenset({"/metrics", "/status", "/usage"}) | DASHBOARD
 """Everybody's numbers, and what operators do about them; of /usage a tenant is told its own."""
@@ -88,13 +92,23 @@ class WebServer(uvicorn.Server):
         )
         super().__init__(config)
         self.listening = asyncio.Event()
-        self._sockets = list(listening)
+        self._sockets, self._max_connections = list(listening), max_connections
         host, port = self._sockets[0].getsockname()[:2]
         self.url = f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        if (context := self.config.ssl) is None:
+            await super().startup(sockets)
+        else:
+            await super().startup([])
+            listeners = [self._encrypted(sock, context) for sock in self._sockets]
+            self.servers = cast("list[asyncio.Server]", listeners)  # uvicorn closes them, and waits for that
         self.listening.set()
+
+    def _encrypted(self, sock: socket.socket, context: ssl.SSLContext) -> TlsListener:
+        state = self.server_state
+        http = functools.partial(bounded(self._max_connections), self.config, state, self.lifespan.state)
+        return TlsListener(sock, context, http, state.connections, self._max_connections)
 
     def stop_listening(self) -> None:
         """Take no new connections; those there are go on until `should_exit`."""

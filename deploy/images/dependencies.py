@@ -1,8 +1,11 @@
-"""Print what pyproject.toml needs at run time, one requirement a line: images install it before they copy the code."""
+"""Print what images install before they copy the code, one requirement a line: what pyproject.toml needs at run time,
+and what it needs for tracing, which values of the chart turn on.
+"""
 
 import sys
 import tomllib
 from pathlib import Path
 
-for requirement in tomllib.loads(Path(sys.argv[1]).read_text())["project"]["dependencies"]:
+project = tomllib.loads(Path(sys.argv[1]).read_text())["project"]
+for requirement in project["dependencies"] + project["optional-dependencies"]["tracing"]:
     sys.stdout.write(f"{requirement}\n")

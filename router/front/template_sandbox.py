@@ -1,11 +1,13 @@
 """Jinja's sandbox, with limits: a template ends, and in little memory, whatever it and the messages are.
 
 A chat template is a program that comes with a model's folder. Jinja's own sandbox keeps it from files and from Python;
-this one also counts. Every turn of a loop, every call and every filter is a step, and so are every 1,000 characters
-that one of them reads or writes: so many characters, so much time. What would make too long a text by itself is refused
-before it is made.
+this one also counts. Every turn of a loop, every call and every filter is a step, so is every item that a filter goes
+through, and so are every 1,000 characters that one of them reads or writes: so many characters, so much time. What is
+compared or made a text of is paid for with all that is in it, since what contains one thing twice, again and again, is
+larger than any memory. What would make too long a text by itself is refused before it is made.
 
-1. rewrite  loops iterate over `_counted(...)`, `a ~ b` becomes a filter: in the template's tree, before it is compiled
+1. rewrite  loops iterate over `_counted(...)`, `a ~ b` becomes a filter, what is compared or cut goes through another
+            (`_weighed`, `_cut`): in the template's tree, before it is compiled
 2. run      with a meter of its own for each rendering; Exhausted ends it
 """
 
@@ -13,7 +15,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.runtime import Context, LoopContext
@@ -23,10 +25,13 @@ MAX_STEPS = 300_000
 MAX_CHARACTERS = 16_000_000
 _A_STEP = 1_000  # characters
 _AN_ITEM = 8  # characters: of memory
+_AT_ONCE = 100  # items that are compared, or made a text of, in one step
 _WIDEST = 1_000_000
 _LARGEST_BITS = 256_000
 _WIDE = re.compile(r"\d{7,}|\*")
 _TAKE_WIDTHS = {"batch", "center", "format", "indent", "round", "slice", "tojson", "truncate", "wordwrap"}
+_TAKE_FEW = {"attr", "count", "d", "default", "first", "last", "length", "random"}  # items, of all that they are given
+_DO_NOT_LOOK_IN = {"batch", "items", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr", "slice"}
 
 
 class Exhausted(TemplateError):
@@ -45,7 +50,27 @@ class _Meter:
     def pay_for(self, values: Iterable[object]) -> None:
         self.pay(1 + sum(len(value) for value in values if isinstance(value, str | list | tuple)) // _A_STEP)
 
+    def pay_for_items(self, values: Iterable[object]) -> None:
+        """Of those that are gone through one by one."""
+        self.pay(sum(len(value) for value in values if isinstance(value, list | tuple | dict | range)))
 
+    def weigh(self, *values: object) -> None:
+        """Pay for all that is in them, as often as it is in them."""
+        left = list(values)
+        while left:
+            match left.pop():
+                case str() as text:
+                    self.pay(len(text) // _A_STEP)
+                case list() | tuple() as items:
+                    self.pay(1 + len(items) // _AT_ONCE)
+                    left += [each for each in items if isinstance(each, _WEIGHTY)]
+                case dict() as items:
+                    self.pay(1 + len(items) // _AT_ONCE)
+                    left += [each for each in items.values() if isinstance(each, _WEIGHTY)]
+
+
+_Function = Callable[..., object]
+_WEIGHTY = (str, list, tuple, dict)
 _meter: ContextVar[_Meter] = ContextVar("meter")
 
 
@@ -69,19 +94,25 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "%", "**"})
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], finalize=_weighed
+        )
         del self.globals["lipsum"]
         self.globals["range"] = _range
         for name, function in list(self.filters.items()):
             self.add_filter(name, function)
-        self.filters["_counted"], self.filters["_concat"] = _counted, _metered(_concat)
+        self.tests = {name: _weighing(cast("_Function", each)) for name, each in self.tests.items()}
+        self.filters |= {"_counted": _counted, "_concat": _metered(_concat, "_concat")}
+        self.filters |= {"_weighed": _weighed, "_cut": _metered(_weighed, "first")}
 
     def add_filter(self, name: str, function: Callable[..., object]) -> None:
         """Like any other filter, it pays."""
-        self.filters[name] = _metered(function, widths=name in _TAKE_WIDTHS, formats=name == "format")
+        self.filters[name] = _metered(function, name)
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         _check_operation(operator, left, right)
+        if operator == "%":
+            _weighed(right)  # it becomes a text
         result = super().call_binop(context, operator, left, right)
         _meter.get().pay_for((left, right, result))
         return result
@@ -94,6 +125,8 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             _check_widths((*args, *kwargs.values()))
             if getattr(method, "__name__", "") in ("format", "format_map"):
                 _check_format(text)
+        if isinstance(text, str | list | tuple):  # its items are compared with others, or it takes them into itself
+            _meter.get().weigh(text, *args, *kwargs.values())
         _meter.get().pay_for((text, *args))
         result = super().call(context, called, *args, **kwargs)
         _meter.get().pay_for((result,))
@@ -102,7 +135,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def _generate(self, source: nodes.Template, *rest: Any, **options: Any) -> str:
         for loop in source.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None, lineno=loop.lineno)
-        _replace_concats(source)
+        _replace(source)
         source.set_environment(self)
         return super()._generate(source, *rest, **options)
 
@@ -129,8 +162,10 @@ def _counted(items: object) -> _Counted:
     return _CountedSized(items) if isinstance(items, Sized) else _Counted(items)
 
 
-def _metered(function: Callable[..., object], *, widths: bool = False, formats: bool = False) -> Callable[..., object]:
+def _metered(function: Callable[..., object], name: str) -> Callable[..., object]:
     """A filter that pays for what it reads and writes. `wraps` keeps what Jinja marks it with."""
+    widths, formats = name in _TAKE_WIDTHS, name == "format"
+    goes_through, looks_in = name not in _TAKE_FEW, name not in _TAKE_FEW | _DO_NOT_LOOK_IN
 
     @functools.wraps(function)
     def metered(*args: object, **kwargs: object) -> object:
@@ -142,11 +177,36 @@ def _metered(function: Callable[..., object], *, widths: bool = False, formats: 
         if formats:
             _check_format(args[0])
         meter.pay_for(args)
+        if goes_through:
+            meter.pay_for_items(args)
+        if looks_in:
+            meter.weigh(*args, *kwargs.values())
         result = function(*args, **kwargs)
         meter.pay_for((result,))
-        return result
+        return (
+            _Counted(result) if isinstance(result, Iterator) else result
+        )  # which goes through the rest as it is taken
 
     return metered
+
+
+def _weighing(function: Callable[..., object]) -> Callable[..., object]:
+    """A test that pays for what it may compare."""
+
+    @functools.wraps(function)
+    def weighing(*args: object, **kwargs: object) -> object:
+        for each in args:
+            _weighed(each)
+        return function(*args, **kwargs)
+
+    return weighing
+
+
+def _weighed(value: object) -> object:
+    """The same, paid for."""
+    if isinstance(value, _WEIGHTY):
+        (_meter.get(None) or _Meter()).weigh(value)
+    return value
 
 
 def _range(*args: int) -> range:
@@ -161,19 +221,44 @@ def _concat(parts: list[object]) -> str:
     return "".join(texts)
 
 
-def _replace_concats(node: nodes.Node) -> None:
-    for field, value in node.iter_fields():
-        if isinstance(value, nodes.Concat):
-            setattr(node, field, _as_filter(value))
-        elif isinstance(value, list):
-            value[:] = [_as_filter(each) if isinstance(each, nodes.Concat) else each for each in value]
+def _replace(node: nodes.Node) -> None:
+    """In the whole tree, what costs more than it seems."""
     for child in node.iter_child_nodes():
-        _replace_concats(child)
+        _replace(child)
+    if isinstance(node, nodes.Compare):
+        _weigh_operands(node)
+    for field, value in node.iter_fields():
+        if isinstance(value, nodes.Node):
+            setattr(node, field, _replaced(value))
+        elif isinstance(value, list):
+            value[:] = [_replaced(each) for each in value]
 
 
-def _as_filter(concat: nodes.Concat) -> nodes.Filter:
-    parts = nodes.List(concat.nodes, lineno=concat.lineno)
-    return nodes.Filter(parts, "_concat", [], [], None, None, lineno=concat.lineno)
+def _replaced(node: Any) -> Any:
+    match node:
+        case nodes.Concat():
+            return _filter("_concat", nodes.List(node.nodes, lineno=node.lineno))
+        case nodes.Getitem(arg=nodes.Slice(), ctx="load"):
+            return _filter("_cut", node)
+    return node
+
+
+def _weigh_operands(node: nodes.Compare) -> None:
+    """Where both sides may be large: a comparison with a text of the template's costs no more than that."""
+    sides: list[Any] = [node, *node.ops]
+    if (
+        len(node.ops) == 1
+        and node.ops[0].op in ("eq", "ne")
+        and any(isinstance(each.expr, nodes.Const) for each in sides)
+    ):
+        return
+    for each in sides:
+        if not isinstance(each.expr, nodes.Const):
+            each.expr = _filter("_weighed", each.expr)
+
+
+def _filter(name: str, expression: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(expression, name, [], [], None, None, lineno=expression.lineno)
 
 
 def _check_size(characters: int) -> None:

@@ -4,16 +4,21 @@ import asyncio
 import contextlib
 import io
 import logging
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, MutableMapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import uvicorn
 
 from cluster.logs import setup_logging
+from cluster.tls import CertificateFiles
+from router import tls_listener
 from router.front import http_protocol
 from router.front.http_protocol import MAX_HEAD_BYTES, BoundedHttp, bounded
 from router.web import WebServer, listen
+from tests.certificates import Authority, files
 
 WITHIN_S = 10.0
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -29,11 +34,13 @@ OFFER = (
 class Website:
     """Answers "ok"; the answer to /slow ends when `release` is set; that to /echo is what was said."""
 
+    server: WebServer
+
     def __init__(self) -> None:
         self.release = asyncio.Event()
         self.port = 0
 
-    async def app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def app(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         if scope["path"] == "/echo":
             said, more = b"", True
             while more:
@@ -243,6 +250,81 @@ async def test_who_comes_when_all_places_are_taken_is_told_and_the_others_are_se
         async with line(site) as three:
             await three.says(REQUEST)
             assert (await three.hears(b"ok")).startswith(b"HTTP/1.1 200")
+
+
+@contextlib.asynccontextmanager
+async def encrypted(folder: Path, max_connections: int) -> AsyncIterator[tuple[Website, ssl.SSLContext]]:
+    """A website as a router's doors are, and what a client needs to believe it."""
+    authority = Authority()
+    made = files(folder, authority, "127.0.0.1")
+    site = Website()
+    tls = CertificateFiles(made.cert, made.key, None)
+    server = WebServer(site.app, [listen("127.0.0.1", 0, "x")], tls=tls, drain_s=1.0, max_connections=max_connections)
+    serving = asyncio.create_task(server.run_here())
+    await asyncio.wait_for(server.listening.wait(), WITHIN_S)
+    site.port, site.server = int(server.url.rpartition(":")[2]), server
+    yield site, ssl.create_default_context(cadata=authority.pem.decode())
+    site.release.set()
+    server.should_exit = True
+    await serving
+
+
+@contextlib.asynccontextmanager
+async def encrypted_line(site: Website, believed: ssl.SSLContext) -> AsyncIterator[Line]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.port, ssl=believed)
+    yield Line(reader, writer)
+    writer.transport.abort()
+
+
+async def test_under_tls_silent_connections_are_counted_and_end_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who only connect take no more places than there are, and have seconds for the handshake."""
+    monkeypatch.setattr(tls_listener, "HANDSHAKE_S", 1.0)
+    places = 3 + tls_listener.TOLD
+    async with encrypted(tmp_path, 3) as (site, believed), contextlib.AsyncExitStack() as stack:
+        silent = [await stack.enter_async_context(line(site)) for _ in range(4 * places)]
+        ends = [asyncio.ensure_future(each.rest()) for each in silent]
+        async with asyncio.timeout(WITHIN_S):
+            while sum(end.done() for end in ends) < 3 * places:  # hung up on at once
+                await asyncio.wait([end for end in ends if not end.done()], return_when=asyncio.FIRST_COMPLETED)
+            assert {await end for end in ends} == {b""}
+        async with encrypted_line(site, believed) as one:
+            await one.says(REQUEST)
+            assert (await one.hears(b"ok")).startswith(b"HTTP/1.1 200")
+
+
+async def test_under_tls_a_few_who_find_no_place_are_told_and_the_others_are_served(tmp_path: Path) -> None:
+    async with encrypted(tmp_path, 2) as (site, believed), contextlib.AsyncExitStack() as stack:
+        served = [await stack.enter_async_context(encrypted_line(site, believed)) for _ in range(2)]
+        for each in served:
+            await each.says(REQUEST)
+            await each.hears(b"ok")
+        async with encrypted_line(site, believed) as three:
+            assert (await three.rest()).startswith(b"HTTP/1.1 503")
+        for each in served:
+            await each.says(REQUEST)
+            await each.hears(b"ok")
+        served[0].writer.close()
+        await served[0].rest()
+        async with encrypted_line(site, believed) as three:
+            await three.says(REQUEST)
+            assert (await three.hears(b"ok")).startswith(b"HTTP/1.1 200")
+
+
+async def test_under_tls_an_answer_that_runs_ends_while_nobody_new_is_let_in(tmp_path: Path) -> None:
+    """So does a handshake that has begun; then its connection ends with the server."""
+    async with encrypted(tmp_path, 9) as (site, believed), encrypted_line(site, believed) as one:
+        await one.says(REQUEST.replace(b"/", b"/slow", 1))
+        await one.hears(b"\r\n\r\no")
+        async with line(site) as silent:
+            site.server.stop_listening()
+            with pytest.raises(ConnectionError):
+                await asyncio.open_connection("127.0.0.1", site.port)
+            site.release.set()
+            assert await one.hears(b"k") == b"k"
+            site.server.should_exit = True
+            assert await silent.rest() == b""
 
 
 async def test_an_error_in_the_app_is_logged_without_what_it_says(

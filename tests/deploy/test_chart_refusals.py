@@ -150,6 +150,49 @@ REFUSED = {
     "networkPolicy: {egress: {enabled: true, apiServer: {cidr: 10.0.0.1/32}}}": (
         "networkPolicy.egress.extra: say there how to fetch smollm2-135m"
     ),
+    "pools: {decode: {resources: {requests: {memory: 8Gi}}}}": (
+        "pools.decode.resources.requests.memory: 8Gi is more than the limit, which is 4Gi"
+    ),
+    "pools: {router: {resources: {requests: {memory: 2.1G}, limits: {memory: 2000Mi}}}}": (
+        "pools.router.resources.requests.memory: 2.1G is more than the limit, which is 2000Mi"
+    ),
+    "head: {resources: {requests: {cpu: 1}, limits: {cpu: 900m}}}": (
+        "head.resources.requests.cpu: 1 is more than the limit, which is 900m"
+    ),
+    "head: {resources: {limits: {memory: 1900000000}}}": "head.resources.requests.memory: 2Gi is more than the limit",
+    "autoscaling: {resources: {limits: {memory: 500Mi}}}": "autoscaling.resources.requests.memory: 512Mi is more than",
+    "redis: {bundled: {resources: {requests: {memory: 1Gi}}}}": "redis.bundled.resources.requests.memory: 1Gi is more",
+    "transport: {require: shm}": "transport.require: shm cannot be met, since two pods never share memory",
+    "transport: {require: rdma}": "transport.rdma.resource: needed with transport.require rdma",
+    "pools: {decode: {gpu: {count: 1, resource: gpu}}}": "/pools/decode/gpu/resource",
+    "pools: {decode: {gpu: {count: 1, resource: 'nvidia.com/a b'}}}": "/pools/decode/gpu/resource",
+    "pools: {decode: {hugepages: 3Mi}}": "pools.decode.hugepages: 3Mi are no whole pages of 2Mi",
+    "pools: {prefill: {hugepages: 0Mi}}": "pools.prefill.hugepages: 0Mi are no whole pages of 2Mi",
+    "pools: {decode: {shm: 5Gi}}": "pools.decode.shm: 5Gi is no less than resources.limits.memory, 4Gi",
+    "head: {shm: 2048Mi}": "head.shm: 2048Mi is no less than resources.limits.memory, 2Gi",
+    "{transport: {portRange: [7200, 7206]}, pools: {decode: {programsPerPod: 4}}}": (
+        "transport.portRange: 7 ports are too few for pools.decode.programsPerPod 4, which take 8"
+    ),
+    "transport: {portRange: [7200, 7202], devices: [eth0, eth1]}": (
+        "transport.portRange: 3 ports are too few for pools.prefill.programsPerPod 1, which take 4"
+    ),
+    "pools: {decode: {labels: {app.kubernetes.io/component: mine}}}": (
+        "pools.decode.labels: app.kubernetes.io/component is the chart's"
+    ),
+    "head: {labels: {helm.sh/chart: mine}}": "head.labels: helm.sh/chart is the chart's",
+    "pools: {router: {labels: {ray.io/group: mine}}}": "pools.router.labels: ray.io/group is the chart's or KubeRay's",
+    "{serviceMonitor: {enabled: true, labels: {app.kubernetes.io/name: mine}}, networkPolicy: {enabled: false}}": (
+        "serviceMonitor.labels: app.kubernetes.io/name is the chart's"
+    ),
+    "pools: {decode: {env: [{name: HOME, value: /root}]}}": "pools.decode.env: HOME is the chart's",
+    "head: {env: [{name: RAY_AUTH_TOKEN, value: a}]}": "head.env: RAY_AUTH_TOKEN is the chart's or KubeRay's own",
+    "{model: {hubTokenSecret: {name: a}}, pools: {prefill: {env: [{name: HF_TOKEN, value: a}]}}}": (
+        "pools.prefill.env: HF_TOKEN is the chart's"
+    ),
+    "{tenants: {redis: {existingSecret: a}}, pools: {router: {env: [{name: HEADRACE_TENANTS_REDIS_URL}]}}}": (
+        "pools.router.env: HEADRACE_TENANTS_REDIS_URL is the chart's"
+    ),
+    "config: {tenants: {acme: {}}}": "config.tenants: say tenants.existingSecret",
     "{networkPolicy: {egress: {enabled: true, apiServer: {cidr: 10.0.0.1/32}}}, redis: {mode: external, "
     "external: {address: 'redis://one:6379', existingSecret: one}}}": "networkPolicy.egress.extra: say there how",
 }
@@ -167,6 +210,19 @@ def test_wrong_value_is_named(values: str) -> None:
     assert "nil pointer" not in message
     assert REFUSED[values] in message
     assert "pa55" not in message  # a password in a URL is not repeated
+
+
+def test_what_is_just_within_is_taken() -> None:
+    """The other side of each of these bounds."""
+    pool = {
+        "resources": {"requests": {"cpu": 2, "memory": "4096Mi"}, "limits": {"cpu": "2000m", "memory": "4Gi"}},
+        "shm": "4095Mi",
+        "hugepages": "6Mi",
+        "programsPerPod": 4,
+        "labels": {"team": "chat"},
+        "env": [{"name": "HF_TOKEN", "value": "a"}],
+    }
+    assert render({"pools": {"decode": pool}, "transport": {"portRange": [7200, 7207]}})
 
 
 @pytest.mark.parametrize("name", NAMES_REFUSED)

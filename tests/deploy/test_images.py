@@ -87,9 +87,20 @@ def test_every_package_is_copied_and_not_ignored(file: Path) -> None:
 
 
 def test_what_an_image_installs_is_what_pyproject_names() -> None:
+    """With what `config.tracing` of the chart needs: nothing can be added to an image that runs."""
     script = [sys.executable, str(IMAGES / "dependencies.py"), str(ROOT / "pyproject.toml")]
     printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert printed == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert printed == project["dependencies"] + project["optional-dependencies"]["tracing"]
+    assert any(wanted.startswith("opentelemetry-exporter-otlp") for wanted in printed)
+
+
+def test_what_an_image_installs_is_pinned() -> None:
+    script = [sys.executable, str(IMAGES / "dependencies.py"), str(ROOT / "pyproject.toml")]
+    printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines()
+    lock = (ROOT / "requirements.lock").read_text().lower().replace("_", "-").splitlines()
+    wanted = {re.split(r"[^\w.-]", line)[0].lower() for line in printed if "sys_platform" not in line}
+    assert wanted <= {line.partition("==")[0] for line in lock}
 
 
 def test_the_chart_runs_as_the_user_the_images_have() -> None:

@@ -38,6 +38,22 @@ def test_an_address_without_a_port_is_refused(settings: list[str]) -> None:
         _command("decode", settings)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+@pytest.mark.parametrize("kind", ["head", "decode", "router"])
+def test_an_address_that_no_other_machine_can_dial_is_refused(kind: Kind, host: str) -> None:
+    """FAULTS O04: it would be told to all, and nobody would come."""
+    with pytest.raises(
+        ConfigError, match=r"host: '.*' is this .*ray\.address 'head\.example:6379' .*set host to"
+    ) as told:
+        _command(kind, [f"host={host}", "ray.address=head.example:6379"])
+    assert repr(host) in str(told.value)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:6379", "localhost:6379", "'[::1]:6379'"])
+def test_a_cluster_of_one_machine_may_keep_to_itself(address: str) -> None:
+    assert "--node-ip-address=127.0.0.1" in _command("decode", ["host=127.0.0.1", f"ray.address={address}"])
+
+
 def test_logs_go_where_they_are_sent_until_the_directory_is_prepared_anew(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "one")
     run_dir.prepare(load_config(), None)

@@ -44,6 +44,36 @@ BOMBS = {
     "range": "{% for i in range(10 ** 12) %}{% endfor %}",
     "map": "{% for i in range(90000) %}{% set x = range(90000)|map('string')|list %}{% endfor %}",
 }
+LONG = "{% set l = [0] * 1900000 %}"
+NESTED = (
+    "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = X %}{% set ns.b = Y %}{% endfor %}"
+)
+LISTS = NESTED.replace("X", "[ns.a, ns.a]").replace("Y", "[ns.b, ns.b]")
+DICTS = NESTED.replace("X", "{'x': ns.a, 'y': ns.a}").replace("Y", "{'x': ns.b, 'y': ns.b}")
+WALKS = {
+    "map and select": LONG + "{% set x = l|map(attribute='y')|select|first %}",
+    "reject": LONG + "{% set x = l|reject|list %}",
+    "sum": LONG + "{% set x = l|sum %}",
+    "compare": LONG + "{% set k = l[:] %}{{ l < k }}",
+    "in": LONG + "{{ 1 in l }}",
+    "is in": LONG + "{{ 1 is in l }}",
+    "cut": LONG + "{% set x = l[1:] %}" * 6,
+    "count": LONG + "{% set x = l.count(1) %}",
+    "long texts": "{% set a = 'x' * 4000000 %}{% set b = 'x' * 4000000 %}" + "{{ a == b }}" * 2,
+    "equal lists": LISTS + "{{ ns.a == ns.b }}",
+    "equal dicts": DICTS + "{{ ns.a == ns.b }}",
+    "nested lists as a text": LISTS + "{{ ns.a|string }}",
+    "nested dicts as JSON": DICTS + "{{ ns.a|tojson }}",
+    "nested in what is written": LISTS + "{{ ns.a }}",
+    "nested beside a text": LISTS + "{% set x = 'x' ~ ns.a %}",
+    "nested in a format": LISTS + "{{ '%s' % ns.a }}",
+    "nested in another format": LISTS + "{{ '{}'.format(ns.a) }}",
+    "nested in a list that is joined": LISTS + "{{ [ns.a]|join }}",
+    "nested and sorted": LISTS + "{{ [ns.a, ns.b]|sort }}",
+    "nested and sought": LISTS + "{{ [ns.a].index(ns.b) }}",
+    "nested and tested": LISTS + "{{ ns.a is eq ns.b }}",
+}
+"""What goes through much in what seems one step."""
 ESCAPES = [
     "{{ ''.__class__.__mro__ }}",
     "{{ messages.__class__.__base__.__subclasses__() }}",
@@ -68,6 +98,40 @@ def test_a_template_that_does_too_much_ends(monkeypatch: pytest.MonkeyPatch, nam
     with pytest.raises(InvalidRequest) as refused:
         template.render(prompt("hello"))
     assert refused.value.param == "messages"
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_what_is_gone_through_is_paid_for(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_STEPS", 20_000)
+    with pytest.raises(template_sandbox.Exhausted, match="20000 steps"):
+        steps(WALKS[name])
+
+
+def test_a_filter_takes_a_step_for_each_item() -> None:
+    """However many filters are between the items and who takes them; and only for those that are taken."""
+    for source, least, most in (
+        ("{% set x = l|map('abs')|list %}", 300, 420),
+        ("{% set x = l|map('abs')|select|list %}", 300, 630),
+        ("{% set x = l|map('abs')|first %}", 100, 120),
+        ("{% set x = l|first %}", 0, 10),
+    ):
+        assert least <= steps("{% set l = [7] * 100 %}" + source) <= most, source
+
+
+def steps(source: str) -> int:
+    """How many a template takes."""
+    meters: list[template_sandbox._Meter] = []
+
+    class Kept(template_sandbox._Meter):
+        def __init__(self) -> None:
+            super().__init__()
+            meters.append(self)
+
+    template = template_sandbox.LimitedEnvironment().from_string(source)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(template_sandbox, "_Meter", Kept)
+        template_sandbox.render(template, {})
+    return template_sandbox.MAX_STEPS - meters[0].left
 
 
 @pytest.mark.parametrize("name", ["doubling", "doubling a list", "tilde", "join", "replace", "product", "format"])

@@ -14,6 +14,9 @@
 {{- fail (printf "config.%s: the chart sets it from its own values; see values.yaml" $key) -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.config.tenants -}}
+{{- fail "config.tenants: say tenants.existingSecret; the chart asks for keys where it is set, and digests of keys belong in a Secret" -}}
+{{- end -}}
 {{- if and (hasKey .Values.config "timing") (hasKey (.Values.config.timing | default dict) "drain_s") -}}
 {{- fail "config.timing.drain_s: say drainSeconds, from which the pods' grace period follows" -}}
 {{- end -}}
@@ -60,6 +63,7 @@
 {{- end -}}
 {{- include "headrace.checkPorts" . -}}
 {{- include "headrace.checkNames" . -}}
+{{- include "headrace.checkPods" . -}}
 {{- include "headrace.checkReach" . -}}
 {{- end -}}
 
