@@ -32,7 +32,7 @@ class ServerStream(Generic[Incoming, Outgoing]):
         self._join = join
         self._queue: asyncio.Queue[Outgoing | None] = asyncio.Queue()
         self._limit = limit
-        self._cut = False
+        self._cut = asyncio.Event()
         self._writing = False
 
     @property
@@ -42,30 +42,39 @@ class ServerStream(Generic[Incoming, Outgoing]):
 
     def send(self, message: Outgoing) -> None:
         """Queue a message; a reader that is too far behind is cut off instead."""
+        if self._cut.is_set():
+            return
         if self._queue.qsize() >= self._limit:
             self.cut()
-        elif not self._cut:
+        else:
             self._queue.put_nowait(message)
 
     def close(self) -> None:
         """End the stream after what is queued."""
-        self._queue.put_nowait(None)
+        if not self._cut.is_set():
+            self._queue.put_nowait(None)
 
     def cut(self) -> None:
-        """End the stream without what is queued, and take no more."""
-        self._cut = True
-        self.close()
+        """End the stream at once, without what is queued, and take no more."""
+        self._cut.set()
+        while not self._queue.empty():
+            self._queue.get_nowait()
 
     async def run(self, incoming: AsyncIterator[Incoming], receive: Callable[[Incoming], None]) -> None:
-        """Until the peer ends the stream, breaks it, or `close` was called."""
+        """Until the peer ends the stream, breaks it, or `close` or `cut` was called.
+
+        The cut is waited for beside the writing: who does not read leaves a write that never ends.
+        """
         reading = asyncio.ensure_future(self._read(incoming, receive))
         writing = asyncio.ensure_future(self._write())
+        cutting = asyncio.ensure_future(self._cut.wait())
+        tasks = (reading, writing, cutting)
         try:
-            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (reading, writing):
+            for task in tasks:
                 task.cancel()
-            outcomes = await asyncio.gather(reading, writing, return_exceptions=True)
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         for outcome in outcomes:
             broken = isinstance(outcome, asyncio.CancelledError | grpc.RpcError | grpc.aio.BaseError)
             if isinstance(outcome, BaseException) and not broken:
@@ -77,8 +86,6 @@ class ServerStream(Generic[Incoming, Outgoing]):
 
     async def _write(self) -> None:
         while messages := await next_batch(self._queue, 1 if self._join is None else MAX_BATCH):
-            if self._cut:
-                break
             self._writing = True
             message = messages[0] if self._join is None or len(messages) == 1 else self._join(messages)
             await self._context.write(message)

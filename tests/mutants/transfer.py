@@ -120,4 +120,11 @@ MUTANTS = (
         "for peer in self._loaded - self._peers.keys():",
         "tests/contract/test_transport.py::test_a_read_outlives_the_drop_of_its_peer[tcp]",
     ),
+    Mutant(
+        "let blocks go while something is still copied into them",
+        "decode_worker/handoffs.py",
+        "self._copying[report.id] = blocks",
+        "self._copying[report.id] = self._state.books.release(blocks, copy_owner(report.id)) or []",
+        "tests/unit/workers/test_faults.py::test_a_copy_under_way_keeps_its_blocks_through_a_cancel",
+    ),
 )

@@ -195,4 +195,11 @@ MUTANTS = (
         "serving = serving or any(now > until for until in self._until.values())",
         "tests/unit/workers/test_reads_that_hang.py::test_help_lasts_a_while_and_ends_with_the_link",
     ),
+    Mutant(
+        "let a stuck write keep a stream that was cut",
+        "cluster/streams.py",
+        "cutting = asyncio.ensure_future(self._cut.wait())",
+        "cutting = asyncio.ensure_future(asyncio.Event().wait())",
+        "tests/unit/workers/test_faulty_streams.py::test_a_cut_stream_ends_while_a_write_is_stuck",
+    ),
 )

@@ -43,6 +43,12 @@ def in_mid_step(world: World, rng: random.Random) -> bool:
     raise AssertionError("this never ends")
 
 
+def blocks_of(world: World, attempt: str) -> set[int]:
+    """What its sequences on the decode worker hold."""
+    known = world.decode["decode-0"].state.attempts.get(attempt)
+    return {block for sequence in known.sequences() for block in sequence.blocks} if known else set()
+
+
 @pytest.mark.parametrize("loops", LOOPS)
 def test_cancelled_in_mid_step_and_asked_again_into_a_pool_of_that_size(loops: int) -> None:
     """What the old attempt's step still writes must not meet what the new one owns (I2; poison and tracer show it)."""
@@ -56,6 +62,7 @@ def test_cancelled_in_mid_step_and_asked_again_into_a_pool_of_that_size(loops: i
     world = World(with_faults(settings, delay), seed=5)
     assert world.decode["decode-0"].state.books.num_blocks == blocks
     world.engines["decode-0"].stepper = DelayedStepper(world, "decode-0")
+    books = world.decode["decode-0"].state.books
     rng, interrupted = random.Random(5), 0
     for loop in range(loops):
         split = loop % 2 == 0
@@ -64,12 +71,16 @@ def test_cancelled_in_mid_step_and_asked_again_into_a_pool_of_that_size(loops: i
             world.step()
         caught = in_mid_step(world, rng)
         before = world.clock.now()
+        held, plan = blocks_of(world, first), books._sent
         world.cancel(first)
         ids = prompt(LENGTH, 2 * loop + 1)
         again = world.submit(ids, MOST, prefill=None if split else [], ignore_eos=True)
         while world.queues["router>decode-0"]:  # at once: nothing else moves before both are there
             world.queues["router>decode-0"].popleft()()
         interrupted += caught and not world.answers[first].ends
+        while caught and books._back < plan:
+            assert not held & blocks_of(world, again), f"loop {loop}: the plan in flight may still write there"
+            assert world.step()
         world.run()
         world.check_integrity()
         assert world.answers[again].tokens[0] == expected(ids, MOST), f"loop {loop}"

@@ -7,6 +7,7 @@ from cluster.core.ids import agent_name
 from cluster.stubs.common_pb2 import Blame, WorkerAddress
 from cluster.stubs.link_pb2 import FromPrefill, JobFailed, JobRefused
 from cluster.stubs.session_pb2 import CancelAttempt, FromRouter, RouterHello
+from decode_worker.attempts import Phase
 from engine.messages import Copy, Fatal, Read, ReadFailed, RowError, StepDone
 from tests.fakes.answer import Answer
 from tests.fakes.world import World
@@ -225,7 +226,9 @@ def test_a_copy_under_way_keeps_its_blocks_through_a_cancel() -> None:
     world.cancel(attempt)
     again = world.submit(IDS, 20, prefill=[], ignore_eos=True)
     world.run(check=True)
-    assert not world.answers[again].ends, "the blocks under the copy must not have been given away"
+    newcomer = world.decode["decode-0"].state.attempts[again]
+    assert newcomer.phase is Phase.WAITING, "the blocks under the copy must not have been given away"
+    assert not newcomer.sequences()
     held()
     world.run(check=True)
     assert world.answers[again].tokens[0] == expected(IDS, 20)

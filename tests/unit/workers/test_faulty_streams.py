@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
 from cluster.core.faults import Faults, FaultSpec, Stages
 from cluster.faulty import make_publisher, make_stages, make_stream
 from cluster.streams import ServerStream
@@ -102,3 +104,29 @@ async def test_a_watch_is_dropped_instead_of_a_heartbeat() -> None:
     assert aborted.is_set()
     assert publisher.subscribers == 0
     assert len(context.written) == 4
+
+
+class StuckContext(Context):
+    """Its reader does not read: the first write never ends."""
+
+    async def write(self, message: object) -> None:
+        await super().write(message)
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("how", ["cut", "too much"])
+async def test_a_cut_stream_ends_while_a_write_is_stuck(how: str) -> None:
+    context: Any = StuckContext()
+    stream: ServerStream[FromRouter, FromDecode] = ServerStream(context, limit=100)
+    async with asyncio.timeout(5):
+        running = asyncio.create_task(stream.run(silence(), lambda _: None))
+        stream.send(said(0))
+        await context.until(1)
+        for number in range(100 if how == "cut" else 5000):
+            stream.send(said(number))
+        if how == "cut":
+            stream.cut()
+        stream.close()
+        assert not stream._queue.qsize(), "what nobody will read"
+        await running
+    assert context.written == [said(0)]
