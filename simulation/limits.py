@@ -4,7 +4,6 @@ The code is the real one. Nothing of it ever waits here: a book answers within t
 So its coroutines are run to their end on the spot, and `Permits.serve` becomes a timer.
 """
 
-import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -20,9 +19,6 @@ LONGEST_LEASE_S = LEASE_S + PROBE_S + 1.0
 """A permit that nobody holds any more is free again after this time, whatever happened."""
 _ROUND_TRIP_S = (0.0002, 0.02)
 T = TypeVar("T")
-
-for _news in ("router.permits", "router.lines", "decode_worker.lines"):  # the book is away, attempts fail: no news here
-    logging.getLogger(_news).addHandler(logging.NullHandler())
 
 
 def at_once(coroutine: Coroutine[object, None, T]) -> T:

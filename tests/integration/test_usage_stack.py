@@ -193,6 +193,8 @@ async def test_rows_are_what_clients_saw_through_cancels_and_a_failover(running:
         group.create_task(decode_worker_dies(running, streaming))
         left = [group.create_task(fickle.leave_http(5)), group.create_task(fickle.leave_grpc(9))]
     assert seen.attempts > 1, "nothing failed over"
+    told = re.search(r"request req-\w+: attempt 1 on decode-0: (lost|failed|unknown)", running.cluster.log("router-0"))
+    assert told is not None, "the log names a request that had to begin again"
     await running.all_ready()
     await running.quiet()
     found = await rows(running)
