@@ -16,6 +16,7 @@ LOST = "lost: worker is silent"
 SPIKE_S, QUIET_S = 60, range(120, 150)  # seconds ago: slow first tokens, and none at all
 SHOWN_S, MINUTES = 240, 5  # of latency, and the span of a chart
 KV_BYTES = 1 << 19
+DIED_S = 5.5  # seconds ago: a decode worker
 WAITING, WAITING_TOKENS = 3, 1200
 PROMPT, CACHED, WRITTEN = 40_000, 9_200, 12_000
 ENDED, BAD = 48, 2
@@ -51,7 +52,7 @@ def full() -> Overview:
         replace(worker("decode-0"), met=long_ago, running=6, free_blocks=21),
         replace(worker("decode-2"), met=now - 30, running=3, free_blocks=47, lives=2, away_s=2.5),
     ]
-    gone = [Life("decode-1", "decode", 9, 1, now - 90, now - 4)]
+    gone = [Life("decode-1", "decode", 9, 1, now - 90, now - DIED_S - 0.5)]
     flows = [
         FlowNow(("prefill-0", "decode-0"), 2, 520, 40, 40 * KV_BYTES, 40 * 6.0),
         FlowNow(("prefill-0", "decode-2"), 0, 0, 22, 22 * KV_BYTES, 22 * 9.0),
@@ -59,7 +60,7 @@ def full() -> Overview:
         FlowNow(("prefill-1", "decode-2"), 1, 64, 3, 3 * KV_BYTES, 3 * 21.0),
     ]
     records = [_varied(place, now) for place in range(RECENT)]
-    failed = [Failover(now - 4, record, 0) for record in records if len(record.attempts) > 1]
+    failed = [Failover(now - DIED_S, record, 0) for record in records if len(record.attempts) > 1]
     return Overview(now, workers, gone, flows, failed, records, WAITING, WAITING_TOKENS, 9)
 
 
@@ -69,7 +70,7 @@ def fill(recent: Recent) -> None:
     for ago in range(SHOWN_S, 0, -1):
         if ago in QUIET_S:
             continue
-        slowness = 5.0 if abs(ago - SPIKE_S) <= 1 else 1.0
+        slowness = 5.0 if abs(ago - SPIKE_S) < 5 else 1.0
         for _ in range(4):
             recent.ttft.add(now - ago, slowness * rng.uniform(0.18, 0.3))
             recent.itl.add(now - ago, rng.uniform(0.02, 0.05))
@@ -79,18 +80,18 @@ def fill(recent: Recent) -> None:
 
 
 def _varied(place: int, now: float) -> RequestRecord:
-    """The newest three still run; of the others some failed over, one was cancelled and one failed."""
-    rng, running = random.Random(place), place < 3
+    """The newest two still run; the next two lost their first decode worker; one was cancelled and one failed."""
+    rng, running, lost_once = random.Random(place), place < 2, place in (2, 3)
     prefill, decode = f"prefill-{rng.randrange(2)}", f"decode-{2 * rng.randrange(2)}"
     first_ms, kv_ms = rng.uniform(180, 300), rng.uniform(4, 25)
-    ended_ms = first_ms + kv_ms + rng.uniform(400, 4000)
+    ended_ms = first_ms + kv_ms + rng.uniform(400, 4000) + (3000 if lost_once else 0)
     admitted = now - (ended_ms / 1000 + 1.3 * place if not running else rng.uniform(0.4, 1.5))
     trace = Trace(prefill, decode, 1, 16 * rng.randrange(9), KV_BYTES, "nixl", arrived=admitted - 0.012)
     prompt = (1,) * rng.choice((180, 260, 420))
     record = record_of(Request(f"r{place}", f"chat-{4000 - place}", prompt, 200), trace, admitted)
     lost_ms = 0.0
-    if place in (3, 9):
-        lost_ms = 0.6 * ended_ms
+    if lost_once:
+        lost_ms = (now - DIED_S - admitted) * 1000
         lost = AttemptRecord(
             "decode-1", (), False, (), 1.0, 2.0, 0.3 * lost_ms, lost_ms, LOST, prefill, KV_BYTES, kv_ms
         )

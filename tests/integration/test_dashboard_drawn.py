@@ -4,8 +4,10 @@ Numbers are compared with the answer that the page was told, and that with what 
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -16,6 +18,7 @@ from router.front.auth import Gate
 from router.front.dashboard.paths import DATA
 from router.overview import RECENT
 from router.requests import Request
+from tests import screenshots
 from tests.fakes.dispatcher import FakeDispatcher, Step, say
 from tests.integration import overviews
 from tests.integration.browser import Tab, browser, tab
@@ -134,7 +137,7 @@ async def test_workers_flows_and_failovers_are_all_there() -> None:
         assert failover.successor is not None
         route = f"{failover.failed.decode} → {failover.successor.decode}"
         await expect(rows.first.locator("span")).to_have_text(
-            ["4 s ago", route, failover.record.public_id, failover.failed.outcome]
+            ["5 s ago", route, failover.record.public_id, failover.failed.outcome]
         )
         await expect(page.locator("#no-failovers")).to_be_hidden()
 
@@ -231,6 +234,23 @@ async def test_a_request_opens_and_closes_by_keyboard() -> None:
         line = one.page.locator(".request", has_text=record.public_id)
         await one.page.keyboard.press("Enter")
         await expect(line.locator(".waterfall li[data-part='total']")).to_be_visible()
-        assert await line.locator(".waterfall [data-lost]").count() > 0
+        lost = line.locator(".waterfall .bar[data-lost]")
+        await expect(lost).to_have_count(4)
+        await expect(lost.first).to_have_css("background-image", re.compile("repeating-linear-gradient"))
         await one.page.keyboard.press("Enter")
         await expect(line.locator(".detail")).to_be_hidden()
+
+
+async def test_pictures_of_whole_pages_are_taken(tmp_path: Path) -> None:
+    sizes = {file.name: _size(file.read_bytes()) for file in await screenshots.take(tmp_path)}
+    assert set(sizes) == {file.name for file in screenshots.IMAGES.glob("dashboard-*.png")}
+    assert sizes["dashboard-dark.png"] == sizes["dashboard-desktop.png"]
+    width, height = sizes["dashboard-phone.png"]
+    assert width == screenshots.PHONE["width"] * 1.5
+    assert height > 4 * screenshots.PHONE["height"], "down to the failovers"
+
+
+def _size(png: bytes) -> tuple[int, int]:
+    """A PNG begins with its header: 8 bytes of signature, then length and type, then width and height."""
+    assert png.startswith(b"\x89PNG\r\n")
+    return int.from_bytes(png[16:20]), int.from_bytes(png[20:24])

@@ -1,6 +1,7 @@
 """The dashboard's page in a real browser, over a router that says what a test wants: rare moments, hostile names."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -85,6 +86,18 @@ async def test_a_request_that_is_read_stays_and_does_not_run_for_ever_when_its_r
         await look(one.page)
         await expect(line.locator(".outcome")).to_contain_text("not told of any more")
         await expect(one.page.locator(".request .detail")).to_be_visible()
+        await one.assert_clean()
+
+
+async def test_a_request_is_as_old_as_its_end_once_it_has_ended() -> None:
+    record = request("r1", "long")
+    assert record.ended_ms is not None
+    hour_s = 3600.0
+    record.trace.arrived, record.arrived = (record.trace.arrived or 0.0) - hour_s, record.arrived - hour_s
+    record.ended_ms += hour_s * 1000
+    async with page_over(overview(record)) as (_, one):
+        await expect(one.page.locator(".request .total")).to_have_text("3601 s")
+        await expect(one.page.locator(".request .outcome")).to_have_text(re.compile(r"ok, (just now|\d+ s ago)"))
         await one.assert_clean()
 
 

@@ -147,7 +147,8 @@ function factsOf(one) {
 
 function when(one) {
   if (one.running) return one.decode ? "running" : "waiting";
-  return `${one.outcome.split(":")[0]}, ${ago(one.ago_s + (performance.now() - one.heardAt) / 1000)}`;
+  const endedAgo = one.ago_s - one.total_ms / 1000 + (performance.now() - one.heardAt) / 1000;
+  return `${one.outcome.split(":")[0]}, ${ago(Math.max(0, endedAgo))}`;
 }
 
 function tone(one) {
