@@ -25,6 +25,7 @@ NOT_RUN = {
 
 _FENCE = re.compile(r"^```([a-z]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INNER = re.compile(r"\$\(([^()]*)\)")
+_SAID = re.compile(r"^(?:\+ )?: ran (\d+)$", re.MULTILINE)
 _ASSIGNED = re.compile(r"^([A-Za-z_]+)=")
 
 
@@ -93,20 +94,37 @@ def _complete(text: str) -> bool:
 def commands(page: Path) -> Iterator[Command]:
     """Every simple command: also within `$(...)`, behind `&&`, and what `kubectl exec ... --` runs in a pod."""
     for statement in statements(page):
-        for part in [*_INNER.findall(statement), *re.split(r" && ", statement)]:
-            words = shlex.split(part, comments=True)
-            while words and _ASSIGNED.match(words[0]):
-                part = part.strip().removeprefix(words.pop(0)).strip() if "$(" not in words[0] else ""
-                words = shlex.split(part, comments=True) if part else []
-            if not words:
-                continue
-            yield Command(page, part.strip())
-            if words[0] == "kubectl" and " -- " in part:
-                yield Command(page, part.partition(" -- ")[2].strip())
+        yield from _commands(page, statement)
+
+
+def _commands(page: Path, statement: str) -> Iterator[Command]:
+    for part in [*_INNER.findall(statement), *re.split(r" && ", statement)]:
+        words = shlex.split(part, comments=True)
+        while words and _ASSIGNED.match(words[0]):
+            part = part.strip().removeprefix(words.pop(0)).strip() if "$(" not in words[0] else ""
+            words = shlex.split(part, comments=True) if part else []
+        if not words:
+            continue
+        yield Command(page, part.strip())
+        if words[0] == "kubectl" and " -- " in part:
+            yield Command(page, part.partition(" -- ")[2].strip())
+
+
+def to_run(page: Path) -> list[Command]:
+    """All of ours on a page but those that are NOT_RUN."""
+    return [each for each in commands(page) if each.program == "headrace" and NOT_RUN.keys().isdisjoint(each.words)]
+
+
+def told(shown: str) -> int:
+    """How many of ours a script has run, by what bash or the script itself says."""
+    return sum(int(number) for number in _SAID.findall(shown))
 
 
 def script(page: Path) -> str:
-    """The page's commands for bash, those that are run; `$CLUSTER` is the file with which clusters are started."""
+    """The page's commands for bash, those that are run; `$CLUSTER` is the file with which clusters are started.
+
+    After each that has ours in it, it says of how many (`told`): bash, which ends at the first that fails, was there.
+    """
     lines, up = ["set -euo pipefail", "set -x"], False
     for statement in map(_in_the_pod, statements(page)):
         words = shlex.split(statement, comments=True)
@@ -117,6 +135,8 @@ def script(page: Path) -> str:
             lines.append('headrace up --detach -f "$CLUSTER"')
             up = True
         lines.append(_started(statement) if sub == "up" else _asked(statement))
+        if ours := sum(each.program == "headrace" for each in _commands(page, statement)):
+            lines.append(f": ran {ours}")
         up = "--detach" in words if sub == "up" else up and sub != "down"
     return "\n".join([*lines, *(["headrace down"] if up else [])]) + "\n"
 

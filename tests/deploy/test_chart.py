@@ -327,7 +327,7 @@ def test_only_where_keys_are_asked_for_does_a_router_s_admin_port_listen_on_loop
         name: [word for word in variant(name).container("router")["command"] if word.startswith("router.admin_host")]
         for name in ("minimal", "tls-inside")
     }
-    assert hosts == {"minimal": ["router.admin_host=$(POD_IP)"], "tls-inside": ["router.admin_host=0.0.0.0"]}
+    assert hosts == {"minimal": ["router.admin_host=$(POD_IP)"], "tls-inside": ["router.admin_host='0.0.0.0'"]}
 
 
 def test_notes_say_how_to_ask_and_how_to_scale() -> None:

@@ -19,7 +19,7 @@ from cluster.core.faults import POINTS
 from cluster.reference import reference
 from tests.architecture.source import PACKAGES
 from tests.deploy.chart import CHART, ROOT, objects_in, render, values_of
-from tests.deploy.documents import PAGES, Command, blocks, commands
+from tests.deploy.documents import NOT_RUN, PAGES, Command, blocks, commands, script, to_run, told
 from tests.metrics_page import listed_metrics
 
 KUBERNETES, SCALING, FAILURES = (ROOT / "docs" / f"{name}.md" for name in ("kubernetes", "scaling", "failures"))
@@ -56,6 +56,15 @@ def test_every_program_is_looked_at_in_some_way() -> None:
     run = {"headrace", "curl", "tail", "export"}  # tests/integration/test_documents.py
     assert {command.program for command in EVERY} <= run | {"helm", "kubectl", "make", "docker", "openssl"}
     assert set(ELSEWHERE) <= {page.name for page in PAGES}
+
+
+def test_every_command_of_ours_is_in_the_script_of_its_page() -> None:
+    """tests/integration/test_documents.py runs it: all of them but those that NOT_RUN names, each of which is there."""
+    for page in PAGES:
+        assert told(script(page)) == len(to_run(page)), page.name
+    ours = of("headrace")
+    assert sum(len(to_run(page)) for page in PAGES) == sum(NOT_RUN.keys().isdisjoint(each.words) for each in ours)
+    assert {word for each in ours for word in each.words} >= NOT_RUN.keys()
 
 
 def test_every_block_says_what_it_is() -> None:

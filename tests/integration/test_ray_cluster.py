@@ -26,6 +26,7 @@ from cluster.core.config import ClusterConfig, RaySettings
 from cluster.pipe import ROLES, Drain, Role, Scale, Wish
 from cluster.run_dir import RunDir
 from cluster.supervisor import ProgramStatus
+from tests.architecture.source import ROOT
 from tests.fake_program import Hearing
 
 PATIENCE_S = 30.0
@@ -199,6 +200,20 @@ def test_every_socket_of_ray_is_on_the_list_and_asks_for_its_token(cluster: Clus
                 urllib.request.urlopen(asked, timeout=PATIENCE_S)
             with refused.value:
                 assert refused.value.code == 401, what
+
+
+def test_the_security_page_names_every_socket_on_the_list_and_what_it_wants() -> None:
+    lines = (ROOT / "docs/security.md").read_text().splitlines()
+    rows = [line.split("|") for line in lines if line.startswith("|") and "**Ray**" in line]
+    asks = {GRPC: ("gRPC", "Ray's token"), HTTP: ("HTTP", "Ray's token"), OPEN: ("HTTP", "nothing")}
+    told = {
+        name: (row[1].strip().partition(",")[0], row[3].strip())
+        for row in rows
+        for name in RAYS
+        if f"`{name}`" in row[2]
+    }
+    assert told == {name: asks[wants] for name, wants in RAYS.items()}
+    assert all("control" in row[4] or row[4].strip() == "the same" for row in rows)
 
 
 def test_ray_turns_away_who_has_no_token(cluster: Cluster) -> None:

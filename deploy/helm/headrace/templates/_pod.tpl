@@ -21,7 +21,7 @@ takes them from the variables that KubeRay makes of gcsFaultToleranceOptions.
 {{- if eq .group "router" }}
 - --set
 {{- if or $v.tenants.existingSecret $v.tenants.redis.existingSecret }}
-- router.admin_host={{ $v.routerHost }}
+- {{ printf "router.admin_host='%s'" $v.routerHost | quote }}
 {{- else }}
 - router.admin_host=$(POD_IP)
 {{- end }}
