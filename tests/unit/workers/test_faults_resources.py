@@ -55,6 +55,16 @@ def test_what_decode_refuses_never_reached_a_prefill_worker(kind: str) -> None:
     assert not world.queues["decode-0>prefill-1"]
 
 
+def test_the_same_without_its_fault_does_reach_a_prefill_worker() -> None:
+    world = warm_world()
+    core = world.decode["decode-0"]
+    core.from_router("router", FromRouter(submit=good_submit()), world.clock.now())
+    world._decode_effects("decode-0")
+    assert len(world.queues["decode-0>prefill-0"]) == 1
+    world.run(check=True)
+    assert counters(world, "prefill-0")["jobs_accepted"] == 1
+
+
 # -- R04: nothing to read ---------------------------------------------------------------------------------------------
 
 
