@@ -4,7 +4,8 @@
                                   ^                         |
                                   +- it fails: twice as long -+
 One per pair of workers, apart from the link: a link may be up while no read over the wire ends. Only what the other
-worker does counts: neither a client's error, nor a refusal, nor a link that was lost and is dialled again.
+worker does counts: neither a client's error, nor a refusal, nor a link that was lost and is dialled again. A hand-off
+of which no block had to be read is no success: it says nothing of the wire.
 """
 
 from dataclasses import dataclass

@@ -391,7 +391,8 @@ class HandOffs:
         del self._transfers[transfer.attempt.id]
         if transfer.peer is not None:
             transfer.timeline.settled(now)
-            self._peers.breaker(transfer.peer).succeeded()
+            if transfer.has_read:
+                self._peers.breaker(transfer.peer).succeeded()
             taken = Taken(attempt=transfer.attempt.id, until_position=len(transfer.attempt.prompt_ids), all=True)
             self._peers.send(transfer.peer, FromDecodePeer(taken=taken))
         close(self._state, transfer, "recomputed")

@@ -135,6 +135,11 @@ class Transfer:
     holders: dict[int, Peer] = field(default_factory=dict)  # of each read so far
     named: dict[str, list[BlockKey]] = field(default_factory=dict)  # the prompt's keys at holders of another KV dtype
 
+    @property
+    def has_read(self) -> bool:
+        """Whether blocks of the present holder had to be read."""
+        return any(holder is self.peer for holder in self.holders.values())
+
     def keys_at(self, peer: Peer, block_size: int) -> list[BlockKey]:
         """What this holder calls the prompt's full blocks: under the fingerprint that its hello was found to have."""
         if not peer.source or peer.hello is None:

@@ -181,9 +181,7 @@ class RouterLife:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        for effect in self.core.tick(self.site.loop.now):
-            self._carry_out(effect)
-        self.turns.look(self.site.loop.now)
+        self._apply(self.core.tick(self.site.loop.now))
         self.process.timer(TICK_S, self._tick)
 
     def _apply(self, effects: list[Effect]) -> None:

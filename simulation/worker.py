@@ -217,7 +217,7 @@ class WorkerLife(abc.ABC):
         if gap > FROZEN_S:
             self.core.slept(gap)
         self.core.tick(now)
-        self.carry_out()
+        self.handled()
         self._tick_later()
 
     def _leave_when_idle(self, latest: float) -> None:

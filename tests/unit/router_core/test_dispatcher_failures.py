@@ -245,6 +245,26 @@ def test_preempted_work_goes_first_and_twice_preempted_work_reserves_everything(
     assert all(client.outcomes == [None] for client in made.clients.values())
 
 
+def test_twice_preempted_work_waits_until_its_worst_case_fits() -> None:
+    """With fewer free blocks than it may ever want, but enough to begin, it went again once, and goes no more."""
+    made = world()
+    worker = made.workers["d0:1"]
+    client = made.ask(request("a", prompt=(1,) * 150, max_tokens=100))
+    whole, worker.blocks = worker.blocks, 60
+    for attempt in ("a.1", "a.2"):
+        worker.works.clear()
+        said(made, "d0", pb.FromDecode(preempted=pb.Preempted(attempt=attempt)))
+        for _ in range(3):
+            made.heartbeat()
+    assert [s.attempt for s in submits(worker)] == ["a.1", "a.2"]
+    assert made.core.gauges()["queued"] == 1
+    worker.blocks = whole
+    made.heartbeat()
+    assert [s.attempt for s in submits(worker)] == ["a.1", "a.2", "a.3"]
+    made.run()
+    assert client.outcomes == [None]
+
+
 def test_a_draining_worker_gets_nothing_new_and_what_it_hands_over_goes_first_and_unpunished() -> None:
     made = world(decode=2, max_attempts=1)
     clients = [made.ask(request(name, prompt=(1,) * 20, max_tokens=40)) for name in "abcd"]

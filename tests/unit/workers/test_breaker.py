@@ -86,6 +86,20 @@ def test_a_wire_that_works_again_is_used_again(broken: tuple[World, object]) -> 
         assert serve(world, number) == ["prefill-0"]
 
 
+def test_a_hand_off_that_reads_nothing_says_nothing_of_the_wire(broken: tuple[World, object]) -> None:
+    world, memory = broken
+    for number in range(FAILURES):
+        serve(world, number)
+    world.wait(1.5)
+    assert serve(world, 0) == ["prefill-0"], "the try after the pause: every block of this prompt is here"
+    assert counters(world)["breaker_opened"] == 1
+    assert serve(world, 50) == ["prefill-1"]
+    world.memories[agent_name("prefill-0", 1)] = memory  # type: ignore[assignment]
+    world.wait(1.5)
+    for number in range(60, 65):
+        assert serve(world, number) == ["prefill-0"]
+
+
 def test_another_decode_worker_makes_up_its_own_mind() -> None:
     world = World(warm_world().config, prefill=1, decode=2)
     first, second = (core.peers for core in world.decode.values())

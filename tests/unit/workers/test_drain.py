@@ -96,3 +96,20 @@ def test_jobs_that_a_prefill_worker_gives_up_go_on_elsewhere_from_what_is_verifi
     assert not leaver.jobs
     world._prefill_effects("prefill-0")
     finish(world, attempt)
+    left = {name for name in counters(world) if name.startswith("handoff_left")}
+    assert left <= {"handoff_left: job failed"}, "it was told, and did not find out in time"
+
+
+def test_a_prefill_worker_that_gives_up_a_job_says_so() -> None:
+    world = warm_world()
+    attempt = world.submit(IDS, 20, ignore_eos=True)
+    while not world.queues[">decode-0:wire"]:
+        assert world.step()
+    leaver = world.prefill["prefill-0"]
+    leaver.draining = True
+    leaver.hand_over(world.clock.now())
+    world._prefill_effects("prefill-0")
+    while world.queues["prefill-0>decode-0"]:
+        world.queues["prefill-0>decode-0"].popleft()()
+    assert counters(world)["handoff_left: job failed"] == 1
+    assert finish(world, attempt).prefill_on[-1] == "prefill-1"

@@ -55,6 +55,16 @@ def test_what_decode_refuses_never_reached_a_prefill_worker(kind: str) -> None:
     assert not world.queues["decode-0>prefill-1"]
 
 
+def test_the_same_without_its_fault_does_reach_a_prefill_worker() -> None:
+    world = warm_world()
+    core = world.decode["decode-0"]
+    core.from_router("router", FromRouter(submit=good_submit()), world.clock.now())
+    world._decode_effects("decode-0")
+    assert len(world.queues["decode-0>prefill-0"]) == 1
+    world.run(check=True)
+    assert counters(world, "prefill-0")["jobs_accepted"] == 1
+
+
 # -- R04: nothing to read ---------------------------------------------------------------------------------------------
 
 
@@ -161,6 +171,27 @@ def test_two_hand_offs_that_fill_the_pool_both_end(blocks: int) -> None:
         if not asked:
             break
     assert done == {seed: expected(prompt(4 * B, seed), 4 * B) for seed in (1, 2)}
+    world.wait(8)
+    world.assert_quiet()
+
+
+def test_the_youngest_gives_way_while_it_is_being_handed_over() -> None:
+    """The older one writes and needs a block; all others are under a hand-off whose job is lost on the way."""
+    world = World(small_pools(decode=10))
+    world.submit(prompt(B), 1, ignore_eos=True)
+    world.run()  # the link is up
+    older = world.submit(prompt(4 * B, 1), 4 * B, prefill=[], ignore_eos=True)
+    while phase(world, older) is not Phase.DECODING:
+        assert world.step()
+    younger = world.submit(prompt(3 * B, 2), 4 * B, ignore_eos=True)
+    world.queues["router>decode-0"].pop()()
+    assert phase(world, younger) is Phase.HANDING_OFF
+    assert phase(world, older) is Phase.DECODING
+    world.queues["decode-0>prefill-0"].clear()
+    world.run(check=True)
+    assert world.answers[younger].lost.startswith("preempted")
+    assert not world.answers[older].lost
+    assert world.answers[older].tokens[0] == expected(prompt(4 * B, 1), 4 * B)
     world.wait(8)
     world.assert_quiet()
 

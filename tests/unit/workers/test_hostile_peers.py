@@ -68,7 +68,7 @@ BAD_SAMPLING: dict[str, dict[str, object]] = {
 def good_submit(**changes: object) -> Submit:
     fields: dict[str, object] = {
         "attempt": "a", "prompt": IDS, "samples": [SampleState()], "max_tokens": 5, "sampling": GREEDY,
-        "deadline_s": 60.0,
+        "deadline_s": 60.0, "prefill": [WorkerAddress(worker="prefill-0", epoch=1, address="prefill-0")],
     }  # fmt: skip
     return Submit(**{**fields, **changes})  # type: ignore[arg-type]
 
