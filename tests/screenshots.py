@@ -43,7 +43,7 @@ async def made_up() -> AsyncIterator[str]:
 
     async with (
         serve(FakeDispatcher(held)) as served,
-        httpx.AsyncClient(base_url=served.url) as client,
+        httpx.AsyncClient(base_url=served.url, timeout=None) as client,
         asyncio.TaskGroup() as group,
     ):
         for _ in range(STREAMS):

@@ -64,7 +64,7 @@ async def test_figures_are_those_of_the_answer() -> None:
 
     async with (
         drawn(fake=FakeDispatcher(held)) as (served, one),
-        httpx.AsyncClient(base_url=served.url) as client,
+        httpx.AsyncClient(base_url=served.url, timeout=None) as client,
         asyncio.TaskGroup() as group,
     ):
         for _ in range(STREAMS):
