@@ -189,4 +189,18 @@ MUTANTS = (
         " for at in range(len(blocks))]",
         "tests/unit/engine_process/test_process.py::test_the_digest_is_of_the_copy_whatever_lands_in_the_slot_after_it",
     ),
+    Mutant(
+        "take who has a rotten block anew for one that builds on it",
+        "engine/prefix.py",
+        "return right, fresh is not None, [block for block in doubted if block not in (fresh or [])]",
+        "return right, fresh is not None, doubted",
+        "tests/unit/engine/test_prefix.py::test_a_rotten_block_that_is_free_at_once_is_doubted_in_nobodys_hands",
+    ),
+    Mutant(
+        "hand out blocks that were freed in mid-plan",
+        "engine/blocks.py",
+        "elif self._sent > self._back:",
+        "elif False:",
+        "tests/unit/workers/test_fault_points.py::test_cancelled_in_mid_step_and_asked_again_into_a_pool_of_that_size",
+    ),
 )

@@ -238,4 +238,18 @@ MUTANTS = (
         "self._front.open(request, self._call, part.ask, first=0)",
         f"{BATCH}::test_every_choice_has_its_index",
     ),
+    Mutant(
+        "charge what was used with every try at a book whose answers are lost",
+        "router/permits.py",
+        "if not ended or not self.shared_up:  # what was used must not be charged again with every try",
+        "if not ended:",
+        "tests/unit/router_core/test_permits.py::test_what_was_used_is_not_charged_with_every_try",
+    ),
+    Mutant(
+        "place what was pre-empted twice like anything else",
+        "router/follow.py",
+        "worst_case=self.tries.preemptions >= PREEMPTIONS_BEFORE_WORST_CASE,",
+        "worst_case=False,",
+        "tests/unit/router_core/test_dispatcher_failures.py::test_twice_preempted_work_waits_until_its_worst_case_fits",
+    ),
 )

@@ -127,4 +127,11 @@ MUTANTS = (
         "self._copying[report.id] = self._state.books.release(blocks, copy_owner(report.id)) or []",
         "tests/unit/workers/test_faults.py::test_a_copy_under_way_keeps_its_blocks_through_a_cancel",
     ),
+    Mutant(
+        "give the slots of reads that were given up to nobody, until something else happens",
+        "decode_worker/handoffs.py",
+        "self._post_reads(now)  # reads that were given up leave room for others",
+        "pass",
+        "tests/unit/workers/test_reads_that_hang.py::test_who_waits_for_a_slot_gets_it_when_a_read_is_given_up",
+    ),
 )

@@ -202,4 +202,25 @@ MUTANTS = (
         "cutting = asyncio.ensure_future(asyncio.Event().wait())",
         "tests/unit/workers/test_faulty_streams.py::test_a_cut_stream_ends_while_a_write_is_stuck",
     ),
+    Mutant(
+        "let a hand-off that read nothing close a breaker that reads opened",
+        "decode_worker/handoffs.py",
+        "if transfer.has_read:",
+        "if True:",
+        "tests/unit/workers/test_breaker.py::test_a_hand_off_that_reads_nothing_says_nothing_of_the_wire",
+    ),
+    Mutant(
+        "take blocks from those who decode alone",
+        "decode_worker/decoding.py",
+        "victims = [a for a in holding if not a.protected]",
+        "victims = [a for a in holding if not a.protected and a.phase is Phase.DECODING]",
+        "tests/unit/workers/test_faults_resources.py::test_the_youngest_gives_way_while_it_is_being_handed_over",
+    ),
+    Mutant(
+        "leave jobs without a word when draining has lasted too long",
+        "prefill_worker/core.py",
+        'self._fail(job, "draining", Blame.BLAME_WORKER)',
+        'self._leave(job, "failed")',
+        "tests/unit/workers/test_drain.py::test_a_prefill_worker_that_gives_up_a_job_says_so",
+    ),
 )

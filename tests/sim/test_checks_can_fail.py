@@ -14,8 +14,11 @@ from cluster.stubs.common_pb2 import PromptLogprobs
 from cluster.stubs.link_pb2 import PrefillHello
 from decode_worker.decoding import Decoding
 from decode_worker.peers import Peer, Peers
+from engine.blocks import BlockBooks
 from engine.messages import DrawRules
+from engine.prefix import keep_right_hits
 from engine.rules import Fold, Matcher
+from engine.sequence import Sequence
 from kv_transfer.handoff import HandOff
 from kv_transfer.staging import Staging
 from prefill_worker.core import PrefillCore
@@ -106,6 +109,18 @@ def keep_links_to_another_life(patch: Patch) -> None:
 
     patch.setattr(Peers, "opened", opened)
     patch.setattr(Peers, "_by_agent", by_agent)
+
+
+def doubt_who_has_a_rotten_block_anew(patch: Patch) -> None:
+    """Blocks of the same number as the rotten ones, which had just become free."""
+
+    def keep(books: BlockBooks, sequence: Sequence, hits: int, digests: list[bytes]) -> tuple[int, bool, list[int]]:
+        before = sequence.blocks[:hits]
+        right, room, doubted = keep_right_hits(books, sequence, hits, digests)
+        return right, room, [*doubted, *set(before[right:]).intersection(sequence.blocks[right:hits])]
+
+    patch.setattr("prefill_worker.core.keep_right_hits", keep)
+    patch.setattr("decode_worker.admission.keep_right_hits", keep)
 
 
 def forget_what_was_written_elsewhere(patch: Patch) -> None:
@@ -229,6 +244,7 @@ FOUND_BY_SIMULATION: list[tuple[Callable[[Patch], None], str]] = [
     (no_help_for_reads_that_were_given_up, "given_up_read_never_ends"),
     (never_dial_again, "lost_link_is_not_dialled_again"),
     (keep_links_to_another_life, "link_to_a_later_life_stays_open"),
+    (doubt_who_has_a_rotten_block_anew, "replaced_block_is_not_doubted"),
 ]
 
 
