@@ -13,7 +13,6 @@ from cluster.scores import Scores
 from cluster.stubs.common_pb2 import PromptLogprobs
 from cluster.stubs.link_pb2 import PrefillHello
 from decode_worker.decoding import Decoding
-from decode_worker.handoffs import HandOffs
 from decode_worker.peers import Peer, Peers
 from engine.blocks import BlockBooks
 from engine.messages import DrawRules
@@ -110,18 +109,6 @@ def keep_links_to_another_life(patch: Patch) -> None:
 
     patch.setattr(Peers, "opened", opened)
     patch.setattr(Peers, "_by_agent", by_agent)
-
-
-def leave_slots_of_reads_that_were_given_up(patch: Patch) -> None:
-    """Nobody is moved on by a tick into a slot that has come free."""
-    real = HandOffs.tick
-
-    def tick(self: HandOffs, now: float) -> None:
-        with pytest.MonkeyPatch.context() as meanwhile:
-            meanwhile.setattr(HandOffs, "_post_reads", lambda self, now: None)
-            real(self, now)
-
-    patch.setattr(HandOffs, "tick", tick)
 
 
 def doubt_who_has_a_rotten_block_anew(patch: Patch) -> None:
@@ -257,7 +244,6 @@ FOUND_BY_SIMULATION: list[tuple[Callable[[Patch], None], str]] = [
     (no_help_for_reads_that_were_given_up, "given_up_read_never_ends"),
     (never_dial_again, "lost_link_is_not_dialled_again"),
     (keep_links_to_another_life, "link_to_a_later_life_stays_open"),
-    (leave_slots_of_reads_that_were_given_up, "slot_of_a_read_that_was_given_up"),
     (doubt_who_has_a_rotten_block_anew, "replaced_block_is_not_doubted"),
 ]
 
