@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from tests.certificates import Authority, Files, files
 from tests.deploy.chart import Rendered
-from tests.deploy.pods import READ_ONLY, SUBNET, Pod
+from tests.deploy.pods import READ_ONLY, SUBNET, Pod, ours_within
 
 ADDRESS = f"{SUBNET}.1"
 TOKEN = "a-service-account-s-token"
@@ -128,12 +128,15 @@ class Autoscaler:
         )
         lines = ["mount -t tmpfs tmpfs /run", f"mkdir -p {account}"]
         lines += [f"cp {token} {account}/token", f"cp {ca} {account}/ca.crt"]
+        ours = [(shlex.quote(str(path)), f"/run/ours/{number}") for number, path in enumerate(ours_within("/tmp"))]
+        lines += [f"mkdir -p {aside} && mount --bind {path} {aside}" for path, aside in ours]
         lines += [
             f"mount --bind {ray} /mnt",
             "mount -t tmpfs tmpfs /tmp",
             "mkdir /tmp/ray",
             "mount --move /mnt /tmp/ray",
         ]
+        lines += [f"mkdir -p {path} && mount --move {aside} {path}" for path, aside in ours]
         lines += ["mount -o remount,ro /run", "mount -o remount,ro /tmp"]
         assert self._options["securityContext"]["readOnlyRootFilesystem"] is True
         return [*lines, *READ_ONLY]

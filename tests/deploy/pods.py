@@ -28,6 +28,12 @@ _VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _NAMESPACES = ["--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
+def ours_within(folder: str) -> list[Path]:
+    """The checkout and its Python, as far as they lie in `folder`: what hides it has to leave them in sight."""
+    ours = {Path(path).resolve() for path in (ROOT, sys.prefix, sys.base_prefix)}
+    return sorted(path for path in ours if path.is_relative_to(folder))
+
+
 def may_make_namespaces() -> bool:
     """Whether this machine lets us: root, `ip netns`, overlay mounts."""
     probe = "ip netns add hr-probe && ip netns exec hr-probe unshare --mount --pid --fork --mount-proc true"
@@ -160,11 +166,22 @@ class Pod:
         assert written == {"/home/headrace", "/tmp", "/dev/shm"}
         return [
             f"mount -t overlay overlay -o lowerdir={etc}:/etc /etc",
-            f"mount --bind {home} /home",
-            f"mount --bind {tmp} /tmp",
+            *self._kept_in_sight("home"),
+            *self._kept_in_sight("tmp"),
+            f"mount --rbind {home} /home",
+            f"mount --rbind {tmp} /tmp",
             "mount -t tmpfs -o size=1G tmpfs /dev/shm",
             *READ_ONLY,
         ]
+
+    def _kept_in_sight(self, name: str) -> list[str]:
+        """The checkout and its Python, should they lie in the very folder that the pod gets one of its own for."""
+        lines = []
+        for path in ours_within(f"/{name}"):
+            at = self.folder / name / path.relative_to(f"/{name}")
+            at.mkdir(parents=True, exist_ok=True)
+            lines.append(f"mount --bind {shlex.quote(str(path))} {shlex.quote(str(at))}")
+        return lines
 
     def _sysctls(self) -> list[str]:
         settings = self._rendered.pod(self.group)["securityContext"]["sysctls"]
