@@ -271,11 +271,8 @@ class Workers:
         return [w for w in self.by_address.values() if w.role == role and w.state(now, self.suspect_s) == "ready"]
 
     def _ready_pools(self, now: float) -> "Pools[WorkerView]":
-        pools: Pools[WorkerView] = ([], [])
-        for worker in self.by_address.values():
-            if worker.state(now, self.suspect_s) == "ready":
-                pools[worker.role != "decode"].append(worker)
-        return pools
+        ready = [w for w in self.by_address.values() if w.state(now, self.suspect_s) == "ready"]
+        return [w for w in ready if w.role == "decode"], [w for w in ready if w.role == "prefill"]
 
     def loads(self, now: float) -> Snapshot:
         """Every worker that may get new work, without any prefix."""
@@ -307,8 +304,8 @@ class Workers:
 
         Every request asks for it before it is queued: it looks at what workers are, not at what they have to do.
         """
-        pools = self._ready_pools(now)
-        decode, prefill = known = [w.facts for w in pools[0]], [w.facts for w in pools[1]]
+        ready_decode, ready_prefill = self._ready_pools(now)
+        decode, prefill = known = [w.facts for w in ready_decode], [w.facts for w in ready_prefill]
         if self._limits is None or self._limits[0] != known:
             self._limits = known, self._limits_of(decode, prefill, now)
         return self._limits[1]

@@ -261,49 +261,68 @@ inline void score(const Keys &all, const Tile16 &tile, int64_t positions, const 
     }
 }
 
-// 32 or 64 dims of O, whose sums are independent of each other: four tiles at once keep the unit busy.
-template <int TILES>
-inline void weigh_dims(const bf16 *weights, const bf16 *values, int64_t steps, int64_t dim, float *out) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if (TILES == 4) {
+// TILES * 16 dims of O, begun at zero (FRESH) or added to; `size` floats are one tile's. Their sums are independent of each
+// other: four tiles at once keep the unit busy.
+template <int TILES, bool FRESH>
+inline void weigh_dims(const bf16 *weights, const bf16 *values, int64_t steps, int64_t dim, float *o, int64_t size) {
+    if (FRESH) {
+        _tile_zero(0);
+        _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
+    } else {
+        _tile_loadd(0, o, 64);
+        _tile_loadd(1, o + size, 64);
+        if (TILES == 4) {
+            _tile_loadd(2, o + 2 * size, 64);
+            _tile_loadd(3, o + 3 * size, 64);
+        }
     }
     for (int64_t k = 0; k < steps; k++) {
         const bf16 *v = values + k * dim * STEP;
         _tile_loadd(4, weights + k * B_TILE, 64);
         _tile_loadd(6, v, 64);
-        _tile_loadd(7, v + B_TILE, 64);
         _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, v + B_TILE, 64);
         _tile_dpbf16ps(1, 4, 7);
         if (TILES == 4) {
             _tile_loadd(6, v + 2 * B_TILE, 64);
-            _tile_loadd(7, v + 3 * B_TILE, 64);
             _tile_dpbf16ps(2, 4, 6);
+            _tile_loadd(7, v + 3 * B_TILE, 64);
             _tile_dpbf16ps(3, 4, 7);
         }
     }
-    const int64_t row = dim * sizeof(float);
-    _tile_stored(0, out, row);
-    _tile_stored(1, out + TILE, row);
+    _tile_stored(0, o, 64);
+    _tile_stored(1, o + size, 64);
     if (TILES == 4) {
-        _tile_stored(2, out + 2 * TILE, row);
-        _tile_stored(3, out + 3 * TILE, row);
+        _tile_stored(2, o + 2 * size, 64);
+        _tile_stored(3, o + 3 * size, 64);
     }
 }
 
-// O [queries][dim] of one kv head: sums over `steps` groups of 32 positions.
-template <bool AMX>
-inline void weigh(const bf16 *weights, const bf16 *values, int64_t queries, int64_t steps, int64_t dim, float *out) {
+// O [dim / 16][queries][16] of one kv head: sums over `steps` groups of 32 positions, begun at zero (FRESH) or added to.
+template <bool AMX, bool FRESH>
+inline void weigh(const bf16 *weights, const bf16 *values, int64_t queries, int64_t steps, int64_t dim, float *o) {
+    const int64_t size = queries * TILE;
     int64_t d = 0;
     if (!AMX)
         for (; d < dim; d += TILE)
-            multiply_avx512<false>(weights, STEP, B_TILE, values + d / TILE * B_TILE, dim * STEP, steps, queries,
-                                   out + d, dim);
+            multiply_avx512<!FRESH>(weights, STEP, B_TILE, values + d / TILE * B_TILE, dim * STEP, steps, queries,
+                                    o + d * queries, TILE);
     for (; d + 4 * TILE <= dim; d += 4 * TILE)
-        weigh_dims<4>(weights, values + d / TILE * B_TILE, steps, dim, out + d);
-    for (; d < dim; d += 2 * TILE) weigh_dims<2>(weights, values + d / TILE * B_TILE, steps, dim, out + d);
+        weigh_dims<4, FRESH>(weights, values + d / TILE * B_TILE, steps, dim, o + d * queries, size);
+    for (; d < dim; d += 2 * TILE)
+        weigh_dims<2, FRESH>(weights, values + d / TILE * B_TILE, steps, dim, o + d * queries, size);
+}
+
+// O / sum of one of `queries`, to its place `to` in packed rows. `o` [dim / 16][queries][16], `sums` [queries][16]. Returns
+// the sum.
+inline float finish_query(const float *o, const float *sums, int64_t queries, int64_t query, int64_t dim, bf16 *to) {
+    const float sum = _mm512_reduce_add_ps(_mm512_load_ps(sums + query * TILE));
+    const __m512 inverse = _mm512_set1_ps(1.0f / sum);
+    for (int64_t d = 0; d < dim; d += TILE)
+        store_bf16(to + d / STEP * B_TILE + d % STEP, _mm512_mul_ps(_mm512_load_ps(o + d * queries + query * TILE), inverse));
+    return sum;
 }
 
 // How many kv heads of a row are worked on together.
@@ -348,13 +367,12 @@ void attend(const Pool &pool, const Row &row, int64_t kv_head, int64_t heads, in
         soften(scores, positions, from, position, attention, weights, sums);
         if (AMX) configure_tiles(tile.each, tile.each);
         for (int64_t h = 0; h < heads; h++)
-            weigh<AMX>(weights + h * tile.each * STEP, values + h * most * dim, tile.each, steps, dim,
-                       mixed + h * tile.each * dim);
+            weigh<AMX, true>(weights + h * tile.each * STEP, values + h * most * dim, tile.each, steps, dim,
+                             mixed + h * tile.each * dim);
         for (int64_t i = 0; i < tile.queries(); i++) {
-            const __m512 inverse = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(_mm512_load_ps(sums + i * TILE)));
-            for (int64_t d = 0; d < dim; d += TILE)
-                store_bf16(packed_at(out, attention.heads * dim / STEP, row.first_token + tile.token(i), tile.head(i) * dim + d),
-                           _mm512_mul_ps(_mm512_loadu_ps(mixed + i * dim + d), inverse));
+            const int64_t before = i / tile.each * tile.each;  // queries of the heads before its own
+            finish_query(mixed + before * dim, sums + before * TILE, tile.each, i - before, dim,
+                         packed_at(out, attention.heads * dim / STEP, row.first_token + tile.token(i), tile.head(i) * dim));
         }
     }
     if (AMX) _tile_release();

@@ -56,58 +56,6 @@ inline void score_group(const bf16 *queries, const bf16 *keys, int64_t dim, floa
     _tile_stored(1, scores + TILE, STEP * sizeof(float));
 }
 
-// TILES * 16 dims of O [head_dim / 16][16 queries][16]: begun at zero (FRESH) or added to.
-template <int TILES, bool FRESH>
-inline void add_dims(const bf16 *weights, const bf16 *values, int64_t groups, int64_t dim, float *o) {
-    constexpr int64_t SIZE = TILE * TILE;
-    if (FRESH) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    } else {
-        _tile_loadd(0, o, 64);
-        _tile_loadd(1, o + SIZE, 64);
-        if (TILES == 4) {
-            _tile_loadd(2, o + 2 * SIZE, 64);
-            _tile_loadd(3, o + 3 * SIZE, 64);
-        }
-    }
-    for (int64_t g = 0; g < groups; g++) {
-        const bf16 *v = values + g * dim * STEP;
-        _tile_loadd(4, weights + g * B_TILE, 64);
-        _tile_loadd(6, v, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, v + B_TILE, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        if (TILES == 4) {
-            _tile_loadd(6, v + 2 * B_TILE, 64);
-            _tile_dpbf16ps(2, 4, 6);
-            _tile_loadd(7, v + 3 * B_TILE, 64);
-            _tile_dpbf16ps(3, 4, 7);
-        }
-    }
-    _tile_stored(0, o, 64);
-    _tile_stored(1, o + SIZE, 64);
-    if (TILES == 4) {
-        _tile_stored(2, o + 2 * SIZE, 64);
-        _tile_stored(3, o + 3 * SIZE, 64);
-    }
-}
-
-// O of a tile: weights [groups][16 queries][32 positions] times values.
-template <bool AMX, bool FRESH>
-inline void add_weighed(const bf16 *weights, const bf16 *values, int64_t groups, int64_t dim, float *o) {
-    int64_t d = 0;
-    if (!AMX)
-        for (; d < dim; d += TILE)
-            multiply_avx512<!FRESH>(weights, STEP, B_TILE, values + d / TILE * B_TILE, dim * STEP, groups, TILE, o + d * TILE,
-                                    TILE);
-    for (; d + 4 * TILE <= dim; d += 4 * TILE)
-        add_dims<4, FRESH>(weights, values + d / TILE * B_TILE, groups, dim, o + d * TILE);
-    for (; d < dim; d += 2 * TILE) add_dims<2, FRESH>(weights, values + d / TILE * B_TILE, groups, dim, o + d * TILE);
-}
-
 // The bits [oldest, newest] of 32.
 inline __mmask32 seen_of_group(int64_t oldest, int64_t newest) {
     const int64_t low = oldest > 0 ? oldest : 0, high = newest < STEP - 1 ? newest : STEP - 1;
@@ -184,25 +132,20 @@ void attend_many(const Pool &pool, const Row &row, int64_t kv_head, int64_t laye
             const auto soften = masked ? soften_tile<true> : soften_tile<false>;
             soften(scores, groups, position + t * TILE, s, attention, offsets + t * TILE, weights, sums + t * TILE * TILE);
             const bool fresh = s == from || oldest >= s;  // nothing was added to its O yet
-            const auto add = fresh ? add_weighed<AMX, true> : add_weighed<AMX, false>;
-            add(weights, values + (s - from) * dim, groups, dim, o + t * TILE * dim);
+            const auto add = fresh ? weigh<AMX, true> : weigh<AMX, false>;
+            add(weights, values + (s - from) * dim, TILE, groups, dim, o + t * TILE * dim);
         }
     }
     if (AMX) _tile_release();
 
     for (int64_t t = 0; t < tiles; t++) {
         bool outgrown = false;
-        for (int64_t i = t * TILE; i < pairs && i < (t + 1) * TILE; i++) {
-            const float sum = _mm512_reduce_add_ps(_mm512_load_ps(sums + i * TILE));
-            outgrown |= !(sum < OUTGROWN);
-            const __m512 inverse = _mm512_set1_ps(1.0f / sum);
-            for (int64_t d = 0; d < dim; d += TILE)
-                store_bf16(packed_at(out, attention.heads * dim / STEP, row.first_token + i / group,
-                                     (kv_head * group + i % group) * dim + d),
-                           _mm512_mul_ps(_mm512_load_ps(o + (t * dim + d) * TILE + i % TILE * TILE), inverse));
+        const int64_t first = t * TILE, stop = first + TILE < pairs ? first + TILE : pairs;
+        for (int64_t i = first; i < stop; i++) {
+            bf16 *to = packed_at(out, attention.heads * dim / STEP, row.first_token + i / group,
+                                 (kv_head * group + i % group) * dim);
+            outgrown |= !(finish_query(o + first * dim, sums + first * TILE, TILE, i - first, dim, to) < OUTGROWN);
         }
-        if (!outgrown) continue;
-        const int64_t stop = (t + 1) * TILE < pairs ? (t + 1) * TILE : pairs;
-        attend<AMX, INT8>(pool, row, kv_head, 1, layer, attention, q, t * TILE, stop, out, second);
+        if (outgrown) attend<AMX, INT8>(pool, row, kv_head, 1, layer, attention, q, first, stop, out, second);
     }
 }

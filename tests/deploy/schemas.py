@@ -13,6 +13,8 @@ from typing import Any
 import jsonschema
 import kubernetes_validate
 
+from tests.deploy.chart import Object, Rendered, objects_in, render
+
 KUBERNETES = "1.33"
 
 _NAMES = {"type": "array", "items": {"type": "string"}}
@@ -120,6 +122,15 @@ def _raycluster() -> jsonschema.Draft7Validator:
 def validate(document: dict[str, Any]) -> None:
     """Raises jsonschema's ValidationError, or kubernetes-validate's for a kind or a version nobody knows."""
     _validate(json.dumps(document, sort_keys=True))
+
+
+def rendered_with(values: Object) -> Rendered:
+    """The chart with these values, all of it valid."""
+    files = render(values)
+    found = Rendered(files, objects_in(files))
+    for each in found.objects:
+        validate(each)
+    return found
 
 
 @functools.cache

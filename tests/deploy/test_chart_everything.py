@@ -12,8 +12,8 @@ import yaml
 from helm_python import Chart
 
 from cluster.config import load_config, parse_config
-from tests.deploy.chart import CHART, GOLDEN, GROUPS, Object, Rendered, golden_text, objects_in, render, values_of
-from tests.deploy.schemas import validate
+from tests.deploy.chart import CHART, GOLDEN, GROUPS, Rendered, golden_text, render, values_of
+from tests.deploy.schemas import rendered_with
 
 EVERYTHING = Path(__file__).with_name("data") / "everything.yaml"
 LEFT_OUT = {
@@ -44,14 +44,6 @@ LEFT_OUT = {
 @pytest.fixture(scope="module")
 def everything() -> Rendered:
     return rendered_with(yaml.safe_load(EVERYTHING.read_text()))
-
-
-def rendered_with(values: Object) -> Rendered:
-    files = render(values)
-    found = Rendered(files, objects_in(files))
-    for each in found.objects:
-        validate(each)
-    return found
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

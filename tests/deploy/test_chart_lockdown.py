@@ -4,18 +4,10 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.chart import GROUPS, NAMES, Object, Rendered, objects_in, render, values_of, variant
-from tests.deploy.schemas import validate
+from tests.deploy.chart import GROUPS, NAMES, Object, Rendered, values_of, variant
+from tests.deploy.schemas import rendered_with
 
 WORKERS = ("prefill", "decode")
-
-
-def rendered_with(values: Object) -> Rendered:
-    files = render(values)
-    found = Rendered(files, objects_in(files))
-    for each in found.objects:
-        validate(each)
-    return found
 
 
 def contexts(rendered: Rendered) -> dict[str, Object]:
