@@ -8,8 +8,8 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -329,8 +329,8 @@ class FrontDoor:
         return encode() if size <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
 
 
-@asynccontextmanager
-async def or_unavailable(begun: Callable[[], bool]) -> AsyncIterator[None]:
+@contextmanager
+def or_unavailable(begun: Callable[[], bool]) -> Iterator[None]:
     """Around the reading of an answer. Raises Unavailable where it breaks off and its client has nothing of it yet:
     it may ask again. `begun`: whether it has."""
     try:

@@ -125,15 +125,10 @@ class InferenceService(InferenceServicer):
         request = await front.prepare(ask, call, public_id=told.public_id, tenant=tenant, deadline_s=left)
         try:
             async with UntilDeadline(request), front.permitted(tenant, [request], call):
-                begun = or_unavailable(lambda: told.prompt_told or call.receipt.begun)
-                async with begun, front.open(request, call, ask) as generation:
-                    told.trace = generation.trace
-                    async for delta in generation:
-                        if isinstance(delta, PromptPart):
-                            told.prompt_told = True
-                            await context.write(_prompt_part(delta, ask.prompt_logprobs or 0, generation.tokenizer))
-                            continue
-                        await _hand_over(delta, generation.tokenizer, context, call.receipt)
+                with or_unavailable(lambda: told.prompt_told or call.receipt.begun):
+                    async with front.open(request, call, ask) as generation:
+                        told.trace = generation.trace
+                        await _deliver(generation, ask, context, told, call.receipt)
                 # Only now, with the context left, are usage and trace complete.
                 await front.settled(call)
                 await context.write(_summary(generation, front.model_name))
@@ -214,6 +209,16 @@ def _turns(chat: pb.Chat) -> list[ChatTurn]:
             raise InvalidRequest(f"must be one of {', '.join(ROLES)}", param=f"chat.messages[{at}].role")
         turns.append(ChatTurn(ROLES[message.role], message.content))
     return turns
+
+
+async def _deliver(generation: Generation, ask: Ask, context: Context, told: Trailer, receipt: Receipt) -> None:
+    """Write the whole answer as it comes."""
+    async for delta in generation:
+        if isinstance(delta, PromptPart):
+            told.prompt_told = True
+            await context.write(_prompt_part(delta, ask.prompt_logprobs or 0, generation.tokenizer))
+        else:
+            await _hand_over(delta, generation.tokenizer, context, receipt)
 
 
 async def _hand_over(delta: Delta, tokenizer: Tokenizer, context: Context, receipt: Receipt) -> None:

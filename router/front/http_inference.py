@@ -128,11 +128,12 @@ class InferenceEndpoint:
     async def _answer(self, body: InferenceBody, parts: Sequence[Part], reply: Reply, call: Call) -> None:
         shape = self._shape(body, parts)
         every_s, receipt = self._front.settings.sse_keep_alive_s, call.receipt
-        async with or_unavailable(lambda: receipt.begun), open_all(self._front, parts, call) as answer:
-            if body.stream:
-                await _stream(answer, shape, reply, receipt, every_s)
-            else:
-                samples = await _gather(answer, shape, sum(part.request.n for part in parts), receipt)
+        with or_unavailable(lambda: receipt.begun):
+            async with open_all(self._front, parts, call) as answer:
+                if body.stream:
+                    await _stream(answer, shape, reply, receipt, every_s)
+                else:
+                    samples = await _gather(answer, shape, sum(part.request.n for part in parts), receipt)
         # Only now, with the context left, are usage and trace complete.
         if body.stream:
             ending = sse.event(shape.usage_chunk(answer.usage)) if body.include_usage else b""
