@@ -200,6 +200,7 @@ class RayLauncher:
 def start_hook(parameters: "ray._private.parameter.RayParams", head: bool) -> None:
     """`ray start` calls it first (RAY_START_HOOK): it has no other way to hear of a password but its command line."""
     if head:
+        parameters.ray_client_server_port = None  # a second door to run code at, which no option of Ray's closes
         username, password = ray_redis_from_environment()
         parameters.redis_username = parameters.redis_username or username
         parameters.redis_password = parameters.redis_password or password

@@ -1,8 +1,8 @@
 """Pods without Kubernetes: a container's rendered command in network, mount, process and IPC namespaces of its own.
 
 A pod gets an address on a bridge as `eth0`, the chart's sysctl, its ConfigMap and Secret as files, a root that is
-read-only but for the volumes /dev/shm, /tmp and home, and the environment that KubeRay v1.7.0 adds
-(ray-operator/controllers/ray/common/pod.go).
+read-only but for the volumes /dev/shm, /tmp and home, names of services that can move to other addresses, and the
+environment that KubeRay v1.7.0 adds (ray-operator/controllers/ray/common/pod.go).
 Stopping one is what a kubelet does: preStop, SIGTERM, and SIGKILL when the grace period is over.
 """
 
@@ -15,14 +15,18 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import psutil
 
 from tests.deploy.chart import ROOT, Rendered
 
+Secrets = Mapping[str, Mapping[str, str]]
+NO_SECRETS: Secrets = MappingProxyType({})
 SUBNET = "10.77.3"
+GATEWAY = f"{SUBNET}.1"
+"""This machine, as pods see it."""
 READ_ONLY = ("mount -o remount,bind,ro /", "if touch /written 2>/dev/null; then exit 1; fi")
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _NAMESPACES = ["--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -60,7 +64,7 @@ class Network:
         _ip("link", "add", self.bridge, "type", "bridge")
         # Else it takes the lowest among its ports', and a pod that goes may change what the others know it by.
         _ip("link", "set", self.bridge, "address", "02:68:72:00:00:01")
-        _ip("addr", "add", f"{SUBNET}.1/24", "dev", self.bridge)
+        _ip("addr", "add", f"{GATEWAY}/24", "dev", self.bridge)
         _ip("link", "set", self.bridge, "up")
         return self
 
@@ -69,11 +73,17 @@ class Network:
 
 
 class Pod:
-    """One pod of a worker group or the head. `start` and `stop` are the kubelet's."""
+    """One pod of a worker group or the head. `start` and `stop` are the kubelet's.
 
-    def __init__(self, rendered: Rendered, group: str, name: str, network: Network, folder: Path) -> None:
+    `secrets`: those that the chart does not make, by name and key.
+    """
+
+    def __init__(
+        self, rendered: Rendered, group: str, name: str, network: Network, folder: Path, secrets: Secrets = NO_SECRETS
+    ) -> None:
         self.name, self.group = name, group
         self.address = network.address()
+        self._secrets = secrets
         self._rendered, self._network, self.folder = rendered, network, folder / name
         self._container = rendered.container(group)
         self.namespace = f"{network.bridge}-{name}"
@@ -86,7 +96,8 @@ class Pod:
 
     def start(self, hosts: Mapping[str, str]) -> None:
         """`hosts`: names to addresses, as the cluster's DNS would have them."""
-        self._write_files(hosts)
+        self._write_files()
+        self.resolve(hosts)
         _ip("netns", "add", self.namespace)
         link = f"{self._network.bridge}v{self.address.rpartition('.')[2]}"
         _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", self.namespace)
@@ -103,6 +114,17 @@ class Pod:
                 stderr=log,
                 env=self.environment(),
             )
+        while not psutil.Process(self._process.pid).children():  # until it is in its namespaces
+            assert self._process.poll() is None, self.log
+
+    def resolve(self, hosts: Mapping[str, str]) -> None:
+        """From now on these names have these addresses here. The file is one inode for good: it is bound in the pod."""
+        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in hosts.items())]
+        (self.folder / "hosts").write_text("\n".join(lines) + "\n")
+
+    def processes(self) -> list[psutil.Process]:
+        """All that runs in it."""
+        return [self._first, *self._first.children(recursive=True)]
 
     def run(self, *command: str, timeout_s: float = 60.0) -> str:
         """`kubectl exec`: standard output. Raises CalledProcessError with all that was said."""
@@ -144,7 +166,7 @@ class Pod:
         self._process = None
         _ip("netns", "del", self.namespace)
 
-    def _write_files(self, hosts: Mapping[str, str]) -> None:
+    def _write_files(self) -> None:
         etc = self.folder / "etc"
         for folder in (etc / "headrace/secret", self.folder / "home/headrace", self.folder / "tmp/ray"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -152,8 +174,7 @@ class Pod:
         secret = etc / "headrace/secret/cluster-secret"
         secret.write_bytes(self._secret("cluster-secret"))
         secret.chmod(0o440)
-        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in hosts.items())]
-        (etc / "hosts").write_text("\n".join(lines) + "\n")
+        (etc / "hosts").touch()
 
     def _secret(self, key: str) -> bytes:
         (found,) = [each for each in self._rendered.of("Secret") if each["metadata"]["name"].endswith("-auth")]
@@ -166,6 +187,7 @@ class Pod:
         assert written == {"/home/headrace", "/tmp", "/dev/shm"}
         return [
             f"mount -t overlay overlay -o lowerdir={etc}:/etc /etc",
+            f"mount --bind {shlex.quote(str(self.folder / 'hosts'))} /etc/hosts",
             *self._kept_in_sight("home"),
             *self._kept_in_sight("tmp"),
             f"mount --rbind {home} /home",
@@ -205,9 +227,30 @@ class Pod:
             "RAY_NODE_TYPE_NAME": "headgroup" if self.group == "head" else self.group,
             "RAY_ENABLE_AUTOSCALER_V2": "true",
         }
+        if self.group == "head":
+            mine |= self._of_fault_tolerance()
         kept = {name: value for name, value in os.environ.items() if name.startswith(("OPENBLAS", "HEADRACE_TEST"))}
         written: list[dict[str, Any]] = self._container["env"]
-        return kept | mine | {each["name"]: each["value"] for each in written if "value" in each}
+        told = {each["name"]: value for each in written if (value := self._value(each)) is not None}
+        return kept | mine | told
+
+    def _value(self, variable: dict[str, Any]) -> str | None:
+        """What a variable of the template is; None: POD_IP, which is in `environment`."""
+        if (written := variable.get("value")) is not None:
+            return str(written)
+        reference = variable["valueFrom"].get("secretKeyRef")
+        return None if reference is None else self._secrets[reference["name"]][reference["key"]]
+
+    def _of_fault_tolerance(self) -> dict[str, str]:
+        """What KubeRay makes of `gcsFaultToleranceOptions` in a head's pod."""
+        options = self._rendered.cluster["spec"].get("gcsFaultToleranceOptions")
+        if options is None:
+            return {}
+        return {
+            "RAY_REDIS_ADDRESS": options["redisAddress"],
+            "RAY_external_storage_namespace": options["externalStorageNamespace"],
+            "REDIS_PASSWORD": str(self._value(options["redisPassword"])),
+        }
 
     @property
     def _head_service(self) -> str:

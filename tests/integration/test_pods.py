@@ -1,12 +1,13 @@
 """The chart's own commands as at most four Ray nodes, each in namespaces of its own: scaled, drained and rolled under
-traffic, and nothing is lost.
+traffic, every pod of every group, and nothing is lost. What listens in them is looked at too (docs/security.md).
 
 No Kubernetes is here, so the test is kubelet, DNS and Service (tests/deploy/pods.py); KubeRay's operator and autoscaler
-are played by starting a pod where a program waits for a place.
+are played by starting a pod where a program waits for a place, or another head.
 """
 
 import itertools
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
+import yaml
 
 from cluster.core.clock import SystemClock
-from tests.deploy.chart import Rendered, objects_in, render
-from tests.deploy.pods import Network, Pod, may_make_namespaces
+from tests.deploy.chart import CHART, Rendered, objects_in, render
+from tests.deploy.pods import GATEWAY, Network, Pod, may_make_namespaces
+from tests.integration.test_ray_cluster import GRPC, RAYS, answers
+from tests.integration.valkey import PASSWORD, Redis
 
 PATIENCE_S = 300.0
 CLIENTS = 3
@@ -30,26 +35,40 @@ VALUES: dict[str, Any] = {
     "pools": {"decode": {"programsPerPod": 3}},
     "config": {"engine": {"tracer": {"step_s": 0.01}}},
 }
+OURS = {"engine_process": range(7200, 7300), "prefill_worker": (), "decode_worker": (), "router": (8000, 8001, 8002)}
+"""What of ours listens, and where beside the ports that the pod's sysctl leaves: the chart's defaults."""
 
 pytestmark = pytest.mark.verify
 
 
 class Cluster:
-    """Pods of one release. At most four at a time."""
+    """Pods of one release, with Ray's tables in a Redis outside. At most four at a time."""
 
-    def __init__(self, folder: Path, network: Network) -> None:
-        files = render(VALUES)
-        self._rendered = Rendered(files, objects_in(files))
-        self._folder, self._network = folder, network
-        self.head = Pod(self._rendered, "head", "head", network, folder)
+    def __init__(self, folder: Path, network: Network, valkey: Redis) -> None:
+        secret = {"password": PASSWORD, "url": valkey.url}
+        outside = {"mode": "external", "external": {"address": valkey.address, "existingSecret": "valkey"}}
+        files = render({**VALUES, "redis": outside, "gcsFaultTolerance": {"enabled": True}})
+        self.rendered = Rendered(files, objects_in(files))
+        self._folder, self._network, self._secrets = folder, network, {"valkey": secret}
         self.pods: dict[str, Pod] = {}
+        self.head = self.start("head", "head-a")
 
     def start(self, group: str, name: str) -> Pod:
-        pod = self.head if group == "head" else Pod(self._rendered, group, name, self._network, self._folder)
+        pod = Pod(self.rendered, group, name, self._network, self._folder, self._secrets)
         self.pods[name] = pod
         assert len(self.pods) <= 4
-        pod.start({"headrace-head-svc.llm.svc": self.head.address})
+        pod.start(self._services(pod if group == "head" else self.head))
         return pod
+
+    def start_head(self, name: str) -> None:
+        """Another one, at another address, which the head's service then has."""
+        self.head = self.start("head", name)
+        for pod in self.pods.values():
+            pod.resolve(self._services(self.head))
+
+    @staticmethod
+    def _services(head: Pod) -> dict[str, str]:
+        return {"headrace-head-svc.llm.svc": head.address}
 
     def stop(self, name: str) -> str:
         return self.pods.pop(name).stop()
@@ -91,15 +110,27 @@ class Traffic:
     """Clients that ask all the time, greedily; every answer must be the one that was given at the beginning."""
 
     def __init__(self, address: str) -> None:
-        self._url = f"http://{address}:8000/v1/completions"
+        self._address = address
         self._stop = threading.Event()
         self.answers = 0
         self.wrong: list[str] = []
         self._expected = {prompt: self._ask(prompt) for prompt in PROMPTS}
 
+    def move(self, address: str) -> None:
+        """New requests go there, as when a service's endpoints change; those that run stay where they are."""
+        self._address = address
+
+    def goes_on(self) -> None:
+        """Return when each client had an answer to something that it asked from now on."""
+        enough = self.answers + 2 * CLIENTS
+        clock, give_up = SystemClock(), SystemClock().now() + PATIENCE_S
+        while self.answers < enough:
+            assert clock.now() < give_up, self.wrong
+            self._stop.wait(0.05)
+
     def _ask(self, prompt: str) -> str:
         body = {"model": "tracer", "prompt": prompt, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
-        reply = httpx.post(self._url, json=body, timeout=120.0)
+        reply = httpx.post(f"http://{self._address}:8000/v1/completions", json=body, timeout=120.0)
         reply.raise_for_status()
         return str(reply.json()["choices"][0]["text"])
 
@@ -131,13 +162,14 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     if not may_make_namespaces():
         pytest.skip("needs root and `ip netns` for the pods' namespaces")
     with Network() as network:
-        one = Cluster(tmp_path, network)
+        valkey = Redis(tmp_path, GATEWAY)
+        one = Cluster(tmp_path, network, valkey)
         try:
-            one.start("head", "head")
             yield one
         finally:
             for pod in one.pods.values():
                 pod.kill()
+            valkey.close()
 
 
 def test_pools_scale_and_pods_roll_under_traffic_and_nothing_is_lost(cluster: Cluster) -> None:
@@ -150,6 +182,7 @@ def test_pools_scale_and_pods_roll_under_traffic_and_nothing_is_lost(cluster: Cl
     assert (told["http"], told["address"]) == (f"http://{router.address}:8000", f"{router.address}:8001")
     asked_from_the_head = cluster.head.run("headrace", "usage")
     assert asked_from_the_head.startswith("day,")
+    _what_listens_is_known(cluster)
     traffic = Traffic(router.address)
     with traffic.running():
         cluster.scale("decode=3")
@@ -162,9 +195,43 @@ def test_pools_scale_and_pods_roll_under_traffic_and_nothing_is_lost(cluster: Cl
         assert _lives(narrow, "decode") == _lives(before, "decode") < _lives(wide, "decode")
 
         _roll_decode(cluster)
+        _roll_router(cluster, traffic)
         _roll_prefill(cluster)
+        _roll_head(cluster, traffic)
     assert traffic.wrong == []
     assert traffic.answers > 20
+
+
+def _listeners(pod: Pod) -> Iterator[tuple[str, str, int]]:
+    """What each listening process is, and where it does."""
+    for words, host, port in json.loads(pod.run(sys.executable, "-m", "tests.deploy.listening")):
+        what = next((each for each in (*RAYS, *OURS) if any(each in word for word in words)), " ".join(words))
+        yield what, host, port
+
+
+def _what_listens_is_known(cluster: Cluster) -> None:
+    """One of our doors, UCX's, or Ray's, which asks for its token; at ports that the network policy speaks of."""
+    ports = yaml.safe_load((CHART / "values.yaml").read_text())["ports"]
+    of_ray = {ports["gcs"], ports["nodeManager"], ports["objectManager"], *_all_of(ports["rayWorkers"])}
+    found: dict[str, set[str]] = {}
+    for pod in cluster.pods.values():
+        for what, host, port in _listeners(pod):
+            found.setdefault(pod.group, set()).add(what)
+            assert port in OURS.get(what, of_ray) or port in _all_of(ports["internal"]), (what, port)
+            if RAYS.get(what) == GRPC and host != "127.0.0.1":
+                refusals = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}
+                assert answers(f"{pod.address}:{port}") <= refusals, (what, port)
+    node = {"raylet/raylet", "ray::RuntimeEnvAgent", "ray::SupervisorActor"}
+    assert found == {
+        "head": {"gcs_server", "raylet/raylet", "ray::RuntimeEnvAgent", "ray::ControllerActor", "cluster.head"},
+        "router": node | {"router"},
+        "prefill": node | {"prefill_worker", "engine_process"},
+        "decode": node | {"decode_worker", "engine_process"},
+    }
+
+
+def _all_of(bounds: list[int]) -> range:
+    return range(bounds[0], bounds[1] + 1)
 
 
 def _roll_decode(cluster: Cluster) -> None:
@@ -173,13 +240,26 @@ def _roll_decode(cluster: Cluster) -> None:
     cluster.until(_ready(prefill=0))
     assert cluster.stop("prefill-a") == "drained: nothing runs here\n"
     cluster.start("decode", "decode-b")
-    cluster.scale("decode=4")  # three places here, so one of the four is on the new pod
-    cluster.until(_ready(decode=4))
-    said = cluster.stop("decode-a")
-    assert said == "drained: decode-0, decode-1, decode-2\n"
+    cluster.scale("decode=4")  # three places a pod, and the first program is where it was: both have some of the four
+    wide = cluster.until(_ready(decode=4))["programs"]
+    (first,) = [each["node"] for each in wide if each["name"] == "decode-0"]
+    here = sorted(each["name"] for each in wide if each["role"] == "decode" and each["node"] == first)
+    assert cluster.stop("decode-a") == f"drained: {', '.join(here)}\n"
     cluster.scale("decode=3")  # three of the four fit here
     moved = cluster.until(_ready(decode=3))
     assert len({each["node"] for each in moved["programs"] if each["role"] == "decode"}) == 1
+
+
+def _roll_router(cluster: Cluster, traffic: Traffic) -> None:
+    """Requests that run at the pod that goes are answered by it; new ones go to the other, as a service sends them."""
+    there = cluster.start("router", "router-b")
+    cluster.scale("router=2")
+    cluster.until(_ready(router=2))
+    traffic.move(there.address)
+    assert cluster.stop("router-a") == "drained: router-0\n"
+    cluster.scale("router=1")
+    cluster.until(_ready(router=1))
+    traffic.goes_on()
 
 
 def _roll_prefill(cluster: Cluster) -> None:
@@ -187,3 +267,17 @@ def _roll_prefill(cluster: Cluster) -> None:
     cluster.scale("prefill=1")
     cluster.start("prefill", "prefill-b")
     cluster.until(_ready(prefill=1, decode=3))
+
+
+def _roll_head(cluster: Cluster, traffic: Traffic) -> None:
+    """Programs go on without one, and the new one takes them over as they are: no life ends. Then it is obeyed."""
+    before = cluster.status()
+    cluster.stop("head-a")
+    traffic.goes_on()
+    cluster.start_head("head-b")
+    after = cluster.until(_ready(prefill=1, decode=3, router=1))
+    for role in ("prefill", "decode", "router"):
+        assert _lives(after, role) == _lives(before, role)
+    cluster.scale("decode=2")
+    cluster.until(_ready(prefill=1, decode=2, router=1))
+    traffic.goes_on()

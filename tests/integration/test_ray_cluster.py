@@ -173,10 +173,10 @@ def listeners(cluster: Cluster) -> list[tuple[str, int]]:
     return found
 
 
-def answers(port: int) -> set[grpc.StatusCode]:
+def answers(address: str) -> set[grpc.StatusCode]:
     """To calls without a token, of the services that Ray's processes have."""
     codes = set()
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as wire:
+    with grpc.insecure_channel(address) as wire:
         for method in RAYS_METHODS:
             try:
                 wire.unary_unary(method, bytes, bytes)(b"", timeout=PATIENCE_S)
@@ -189,11 +189,12 @@ def answers(port: int) -> set[grpc.StatusCode]:
 def test_every_socket_of_ray_is_on_the_list_and_asks_for_its_token(cluster: Cluster) -> None:
     """Found by looking: a Ray that opens another one, or opens one up, fails here (docs/security.md)."""
     found = listeners(cluster)
+    refusals = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}
     always = {what for what, wants in RAYS.items() if wants != OPEN}  # that one gives up where another Ray has its port
     assert always <= {what for what, _ in found} <= set(RAYS), "a longer list needs a reason and a control"
     for what, port in found:
         if RAYS[what] == GRPC:
-            assert answers(port) == {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}, what
+            assert answers(f"127.0.0.1:{port}") == refusals, what
         elif RAYS[what] == HTTP:
             asked = urllib.request.Request(f"http://127.0.0.1:{port}/get_or_create_runtime_env", b"", method="POST")
             with pytest.raises(urllib.error.HTTPError) as refused:

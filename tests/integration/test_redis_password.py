@@ -18,7 +18,8 @@ from cluster.core.config import ClusterConfig
 from tests.integration.stack import until
 from tests.integration.test_documents import free_ports
 from tests.integration.test_ray_cluster import MODULES, PATIENCE_S, Cluster, gone
-from tests.integration.test_ray_death import PASSWORD, Redis, gcs_of, runs_again
+from tests.integration.test_ray_death import gcs_of, runs_again
+from tests.integration.valkey import PASSWORD, Redis
 
 pytestmark = pytest.mark.verify  # whole clusters; what pods run is looked at in every run (tests/deploy)
 STARTS_S = 120.0
@@ -65,7 +66,7 @@ def head_node(valkey: Redis, tmp_path: Path) -> Iterator[psutil.Process]:
     """`headrace node head` with what KubeRay tells a head's pod of Redis; the chart's command says nothing of it."""
     (port,) = free_ports(1)
     told = {
-        "RAY_REDIS_ADDRESS": valkey.url.replace(f":{PASSWORD}@", ""),
+        "RAY_REDIS_ADDRESS": valkey.address,
         "RAY_external_storage_namespace": "llm-headrace",
         "REDIS_PASSWORD": PASSWORD,
     }

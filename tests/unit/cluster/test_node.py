@@ -1,6 +1,8 @@
 """What one machine of a cluster starts, and what it leaves behind in its run directory."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -8,6 +10,7 @@ from cluster.config import load_config
 from cluster.core.errors import ConfigError
 from cluster.node import Kind, Node, ray_command
 from cluster.pipe import MODULES
+from cluster.ray_launcher import start_hook
 from cluster.run_dir import RunDir
 
 HERE = ["host=10.1.2.3", "ray.address=head.example:6379"]
@@ -52,6 +55,14 @@ def test_an_address_that_no_other_machine_can_dial_is_refused(kind: Kind, host: 
 @pytest.mark.parametrize("address", ["127.0.0.1:6379", "localhost:6379", "'[::1]:6379'"])
 def test_a_cluster_of_one_machine_may_keep_to_itself(address: str) -> None:
     assert "--node-ip-address=127.0.0.1" in _command("decode", ["host=127.0.0.1", f"ray.address={address}"])
+
+
+def test_a_head_has_no_server_for_rays_own_client() -> None:
+    """A second door to run code at (docs/security.md). In pods its absence is looked at: test_pods.py."""
+    for head, port in ((True, None), (False, 10001)):
+        parameters: Any = SimpleNamespace(ray_client_server_port=10001, redis_username="", redis_password="")
+        start_hook(parameters, head)
+        assert parameters.ray_client_server_port == port
 
 
 def test_logs_go_where_they_are_sent_until_the_directory_is_prepared_anew(tmp_path: Path) -> None:
