@@ -8,6 +8,8 @@ import psutil
 import pytest
 from hypothesis import settings
 from xdist import is_xdist_worker
+from xdist.remote import Producer
+from xdist.scheduler.loadfile import LoadFileScheduling
 
 import tests.stateful  # noqa: F401 - registers the profile
 
@@ -17,6 +19,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 pytest_plugins = ["tests.verify_record"]
 settings.load_profile("headrace")
 
+BATCHES = "test_simulation.py::test_many_more_seeds["
 MARK = "HEADRACE_TEST_SESSION"
 """Set in our environment, so that every process started from here carries it, however it detaches itself."""
 
@@ -40,6 +43,18 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
         return 2 if folder != "sim" else 1 if is_xdist_worker(session) else 3
 
     items.sort(key=order)
+
+
+class _FilesButBatches(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
+    """A file goes to one part as a whole, but batches of seeds share nothing: an hour of them keeps both parts busy."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if BATCHES in nodeid else str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _FilesButBatches | None:
+    return _FilesButBatches(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -68,6 +68,24 @@ def pytest_runtest_makereport(
     return result
 
 
+class _AtOnce:
+    """In a run of an hour a failure is shown when it happens, not an hour later."""
+
+    def __init__(self, reporter: TerminalReporter) -> None:
+        self._reporter = reporter
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._reporter.write_line(f"\n{report.nodeid}, {report.when}:\n{report.longreprtext}", red=True)
+
+
+@pytest.hookimpl(trylast=True)  # the reporter is there by then
+def pytest_configure(config: pytest.Config) -> None:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if config.getoption("--record") and reporter is not None:
+        config.pluginmanager.register(_AtOnce(reporter))
+
+
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
     """Print what was noted, and keep it when asked to."""
     lines = config.stash.get(_LINES, [])

@@ -72,5 +72,9 @@ def test_a_machine_without_a_browser_fails_a_recorded_run_and_is_told_what_to_in
     assert recorded.returncode == 1, recorded.stdout
     assert "1 failed, 1 error" in recorded.stdout
     assert recorded.stdout.count("apt install chromium") >= 2
+    at_once, _, at_the_end = recorded.stdout.partition(" FAILURES ")
+    assert "test_it.py::test_alone, call:" in at_once
+    assert "apt install chromium" in at_once
+    assert "test_it.py::test_alone, call:" not in at_the_end
     (kept,) = (tmp_path / "kept").iterdir()
     assert "0 passed, 1 failed, 1 error, 0 skipped." in kept.read_text(encoding="utf-8")
