@@ -71,6 +71,7 @@ NO_RULES = Rules()
 class Ask:
     """One request; hashable, because its answer does not depend on who asks it, how, or when.
 
+    `logprobs`: of every token, and so many likely ones beside it; None: none.
     `more`: further prompts of the same call, over HTTP alone. Choice p * n + s is sample s of prompt p.
     """
 
@@ -83,6 +84,8 @@ class Ask:
     seed: int = 0
     ignore_eos: bool = True
     rules: Rules = NO_RULES
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
     more: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -108,6 +111,8 @@ class Ask:
             "ignore_eos": self.ignore_eos,
             "stream": stream,
             **usage,
+            **({} if self.logprobs is None else {"logprobs": self.logprobs}),
+            **({"stop": list(self.stop)} if self.stop else {}),
             **({} if self.rules == NO_RULES else self.rules.fields()),
         }
 
@@ -123,6 +128,8 @@ class Ask:
             top_k=self.top_k,
             seed=self.seed,
             ignore_eos=self.ignore_eos,
+            logprobs=self.logprobs,
+            stop=self.stop,
         )
         if self.rules != NO_RULES:
             self.rules.put_into(message)
@@ -144,6 +151,7 @@ class Appetite:
     """Bounds of what is asked. `vocab`: ids below it are asked for; `prefixes`: prompts that many others begin with.
 
     `rules`: the share of requests that are drawn under rules; `batches`: of those that have several prompts.
+    `stops`: what some of them end at; each is met after a few dozen tokens, and lies across several.
     """
 
     vocab: int
@@ -152,6 +160,7 @@ class Appetite:
     prefixes: tuple[tuple[int, ...], ...]
     rules: float = 0.0
     batches: float = 0.0
+    stops: tuple[tuple[str, ...], ...] = ()
 
     @staticmethod
     def of(vocab: int, block_size: int, max_prompt: int, max_tokens: int) -> "Appetite":
@@ -173,6 +182,10 @@ def random_ask(rng: random.Random, appetite: Appetite) -> Ask:
         ask = replace(ask, top_k=rng.choice([0, 20]), seed=rng.getrandbits(63))
     if rng.random() < appetite.rules:
         ask = _under_rules(rng, ask, appetite)
+    if appetite.stops and not ask.rules.grammar and rng.random() < 0.2:
+        ask = replace(ask, stop=rng.choice(appetite.stops))
+    if rng.random() < 0.2:
+        ask = replace(ask, logprobs=rng.randrange(4))
     if rng.random() < appetite.batches:
         ask = replace(ask, more=tuple(_prompt(rng, appetite) for _ in range(rng.randrange(1, 3))))
     return ask

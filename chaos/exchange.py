@@ -36,12 +36,15 @@ class End(Enum):
 
 @dataclass(slots=True)
 class Exchange:
-    """What came back. Per sample: `texts`, `tokens` (gRPC only), `reasons`. `arrivals`: when tokens came."""
+    """What came back. Per sample: `texts`, `tokens` (gRPC only), `reasons`, `logprobs` (of shown tokens over HTTP, of
+    all over gRPC). `arrivals`: when tokens came.
+    """
 
     asked: float
     texts: list[str]
     tokens: list[list[int]] | None
     reasons: list[str]
+    logprobs: list[list[float]]
     arrivals: list[float] = field(default_factory=list)
     end: End = End.BROKEN
     detail: str = ""
@@ -53,7 +56,8 @@ class Exchange:
 
 def new_exchange(ask: Ask, manner: Manner, clock: Clock) -> Exchange:
     tokens: list[list[int]] | None = [[] for _ in range(ask.choices)] if manner.api == "grpc" else None
-    return Exchange(clock.now(), [""] * ask.choices, tokens, [""] * ask.choices)
+    logprobs: list[list[float]] = [[] for _ in range(ask.choices)]
+    return Exchange(clock.now(), [""] * ask.choices, tokens, [""] * ask.choices, logprobs)
 
 
 async def over_http(url: str, model: str, ask: Ask, manner: Manner, clock: Clock) -> Exchange:
@@ -154,6 +158,7 @@ def _read_whole(exchange: Exchange, headers: dict[str, str], said: Json) -> None
     for choice in choices:
         index = cast("int", choice["index"])
         exchange.texts[index], exchange.reasons[index] = str(choice["text"]), str(choice["finish_reason"])
+        exchange.logprobs[index] = _logprobs(choice)
     exchange.completion_tokens = cast("dict[str, int]", said["usage"])["completion_tokens"]
     exchange.attempts = int(headers.get("x-headrace-attempts", "0"))
     exchange.end = End.OK
@@ -182,10 +187,16 @@ def _read_chunk(exchange: Exchange, chunk: Json) -> None:
     for choice in cast("list[Json]", chunk.get("choices") or []):
         index = cast("int", choice["index"])
         exchange.texts[index] += str(choice["text"])
+        exchange.logprobs[index] += _logprobs(choice)
         if choice["finish_reason"]:
             exchange.reasons[index] = str(choice["finish_reason"])
     if usage := chunk.get("usage"):
         exchange.completion_tokens = cast("dict[str, int]", usage)["completion_tokens"]
+
+
+def _logprobs(choice: Json) -> list[float]:
+    told = cast("dict[str, list[float]] | None", choice.get("logprobs"))
+    return [] if told is None else told["token_logprobs"]
 
 
 async def _read_grpc(
@@ -197,6 +208,7 @@ async def _read_grpc(
             event = response.delta
             exchange.texts[event.index] += event.text
             exchange.tokens[event.index] += event.token_ids
+            exchange.logprobs[event.index] += [each.logprob for each in event.logprobs]
             if event.token_ids:
                 exchange.arrivals.append(clock.now())
         elif response.HasField("finish"):

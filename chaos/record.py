@@ -38,6 +38,7 @@ async def _ask(wire: grpc.aio.Channel, model: str, ask: Ask) -> tuple[Expected, 
     message = ask.message(model)
     message.logprobs = 2
     tokens: list[list[int]] = [[] for _ in range(ask.n)]
+    logprobs: list[list[float]] = [[] for _ in range(ask.n)]
     texts, reasons = [""] * ask.n, [""] * ask.n
     close = False
     async for response in InferenceStub(wire).Generate(message, timeout=DEADLINE_S):
@@ -45,10 +46,12 @@ async def _ask(wire: grpc.aio.Channel, model: str, ask: Ask) -> tuple[Expected, 
             delta = response.delta
             tokens[delta.index] += delta.token_ids
             texts[delta.index] += delta.text
+            logprobs[delta.index] += [each.logprob for each in delta.logprobs]
             tops = [sorted((t.logprob for t in each.top), reverse=True) for each in delta.logprobs]
             close = close or any(len(top) > 1 and top[0] - top[1] < MARGIN for top in tops)
         elif response.HasField("finish"):
             reasons[response.finish.index] = response.finish.reason
     if close and ask.temperature == 0:
         return None
-    return tuple(Expected(tuple(t), text, reason) for t, text, reason in zip(tokens, texts, reasons, strict=True))
+    samples = zip(tokens, texts, reasons, logprobs, strict=True)
+    return tuple(Expected(tuple(ids), text, reason, tuple(values)) for ids, text, reason, values in samples)

@@ -5,6 +5,8 @@ anything was disturbed, in float32, where batches and prefix hits change no toke
 whose top two candidates ever come closer than MARGIN are therefore not asked.
 """
 
+import codecs
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,18 +15,19 @@ from typing import Protocol
 from chaos.ask import Ask, Rules
 from cluster.core.grammar import GrammarMatcher, tracer_vocabulary
 from engine.messages import DrawRules, Grammar, SampleSpec, TracerModel
-from engine.model.tracer import reference_tokens
+from engine.model.tracer import reference_logits, reference_tokens
 
 MARGIN = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One sample: its tokens (the ending one included), the text they are, and why they end."""
+    """One sample: its tokens (the ending one included), the text they are, why they end, each token's logprob."""
 
     tokens: tuple[int, ...]
     text: str
     reason: str
+    logprobs: tuple[float, ...]
 
 
 class Reference(Protocol):
@@ -59,8 +62,19 @@ class TracerReference:
             grammar=None if start is None else start.copy,
         )
         ended = not ask.ignore_eos and tokens[-1] == self._spec.vocab_size - 1
-        text = b"".join(_bytes_of(token) for token in (tokens[:-1] if ended else tokens))
-        return Expected(tuple(tokens), text.decode("utf-8", "replace"), "stop" if ended else "length")
+        spelt = [_bytes_of(token) for token in (tokens[:-1] if ended else tokens)]
+        text, reason = b"".join(spelt).decode("utf-8", "replace"), "stop" if ended else "length"
+        if (stopped := _stopped(spelt, ask.stop, ask.rules.min_tokens)) is not None:
+            count, text = stopped
+            tokens, reason = tokens[:count], "stop"
+        return Expected(tuple(tokens), text, reason, self._logprobs(prompt, tokens) if ask.logprobs is not None else ())
+
+    def _logprobs(self, prompt: tuple[int, ...], tokens: list[int]) -> tuple[float, ...]:
+        """What the model itself thinks of each token; no rule and no temperature changes that."""
+        rows = reference_logits([*prompt, *tokens[:-1]], self._spec)[len(prompt) - 1 :].tolist()
+        return tuple(
+            row[token] - math.log(math.fsum(map(math.exp, row))) for row, token in zip(rows, tokens, strict=True)
+        )
 
     def _start(self, grammar: Grammar) -> GrammarMatcher:
         return self._vocabulary.compile(grammar.kind, grammar.source)
@@ -78,6 +92,22 @@ class RecordedReference:
 
     def answer(self, ask: Ask) -> tuple[Expected, ...]:
         return self._answers[ask]
+
+
+def _stopped(spelt: list[bytes], stops: tuple[str, ...], passed_over: int) -> tuple[int, str] | None:
+    """How many tokens there are when the first stop string is complete, and the text before it; None: there is none.
+
+    One that the first `passed_over` tokens complete is text like any other.
+    """
+    decoder, text = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    for count, part in enumerate(spelt, start=1):
+        before = len(text)
+        text += decoder.decode(part)
+        for end in range(before + 1, len(text) + 1):
+            longest = max((len(stop) for stop in stops if text.endswith(stop, 0, end)), default=0)
+            if longest and count > passed_over:
+                return count, text[: end - longest]
+    return None
 
 
 def _bytes_of(token: int) -> bytes:

@@ -63,8 +63,8 @@ class Report:
         yield f"faults        {_counts(self.faults)}"
         yield f"outcomes      {_counts(tally.outcomes)}"
         yield f"tried again   {_counts(tally.retries)}"
-        under = f"{tally.failovers_under_rules} of them under rules, {tally.failovers_in_grammars} in a grammar"
-        yield f"failovers     {tally.failovers} answers took more than one attempt, {under}"
+        asked = _counts(tally.failovers_with)
+        yield f"failovers     {tally.failovers} answers took more than one attempt, those with {asked}"
         for kind, gaps in sorted(tally.gaps_s.items()):
             p50, p99, longest = (1000 * percentile(gaps, share) for share in (0.5, 0.99, 1.0))
             times = f"p50 {p50:.0f} ms, p99 {p99:.0f} ms, max {longest:.0f} ms of {len(gaps)}"

@@ -9,6 +9,8 @@ from cluster.core.config import ClusterConfig
 TRACER = "tracer"
 BLOCK = 16
 DEADLINE_S = 60.0
+_TRACER_STOPS = (("><",), ("7>", "never this"), ("<29", "8><"), (">", "<2"))  # ids from 256 on are written <id>
+_WORDS = ((". ",), (" the", "never this"), ("\n", ","))
 _TRACER_VOCAB = 300  # its end token is 299, so that one token in 300 ends an answer
 
 
@@ -17,7 +19,8 @@ class ChaosSettings:
     """One run. `cancels`: the share of clients that leave before the end; `rest_s`: between two faults of a role.
 
     `rules`: a third of the requests draw under rules (penalties, bias, min_p, min_tokens, grammars), some have several
-    prompts; those of a real model have one each, as its answers are written down one by one.
+    prompts; those of a real model have one each, as its answers are written down one by one. Stop strings and logprobs
+    are asked for by a fifth each, with or without.
     """
 
     seconds: float = 180.0
@@ -71,5 +74,6 @@ class ChaosSettings:
         rules = 0.33 if self.rules else 0.0
         if self.is_tracer:
             batches = 0.1 if self.rules else 0.0
-            return replace(Appetite.of(_TRACER_VOCAB - 1, BLOCK, 12 * BLOCK, 100), rules=rules, batches=batches)
-        return replace(Appetite.of(1000, BLOCK, 10 * BLOCK, 40), rules=rules)
+            most = Appetite.of(_TRACER_VOCAB - 1, BLOCK, 12 * BLOCK, 100)
+            return replace(most, rules=rules, batches=batches, stops=_TRACER_STOPS)
+        return replace(Appetite.of(1000, BLOCK, 10 * BLOCK, 40), rules=rules, stops=_WORDS)

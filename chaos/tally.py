@@ -9,6 +9,8 @@ from chaos.disturb import Disturbances
 from chaos.exchange import End, Exchange
 from chaos.reference import Expected, Reference
 
+EPSILON = 5e-3  # float32 in batches of other sizes; another token's is off by far more
+
 
 @dataclass(slots=True)
 class Tally:
@@ -17,8 +19,7 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     retries: Counter[str] = field(default_factory=Counter)
     failovers: int = 0
-    failovers_under_rules: int = 0
-    failovers_in_grammars: int = 0
+    failovers_with: Counter[str] = field(default_factory=Counter)
     gaps_s: dict[str, list[float]] = field(default_factory=dict)
     tokens: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -35,7 +36,10 @@ def judge(ask: Ask, exchange: Exchange, reference: Reference) -> str | None:
     expected = reference.answer(ask)
     whole = exchange.end is End.OK
     for index, right in enumerate(expected):
-        if problem := _judge_sample(exchange, index, right, whole):
+        problem = _judge_sample(exchange, index, right, whole)
+        if problem is None and ask.logprobs is not None:
+            problem = _judge_logprobs(ask, exchange, index, right)
+        if problem is not None:
             return f"sample {index} of {ask}: {problem}"
     total = sum(len(right.tokens) for right in expected)
     if whole and exchange.completion_tokens != total:
@@ -56,6 +60,21 @@ def _judge_sample(exchange: Exchange, index: int, right: Expected, whole: bool) 
     return None
 
 
+def _judge_logprobs(ask: Ask, exchange: Exchange, index: int, right: Expected) -> str | None:
+    """Over HTTP the token that ended a sample has none, nor those that a stop string cut off."""
+    got, least = exchange.logprobs[index], len(right.tokens)
+    if exchange.end is not End.OK:
+        least = 0
+    elif exchange.tokens is None and right.reason == "stop":
+        least = 0 if ask.stop else least - 1
+    if not least <= len(got) <= len(right.tokens):
+        return f"{len(got)} logprobs of {len(right.tokens)} tokens"
+    for at, (told, own) in enumerate(zip(got, right.logprobs, strict=False)):
+        if not abs(told - own) <= EPSILON:
+            return f"logprob {told} of token {at} instead of {own}"
+    return None
+
+
 def count_failover(
     tally: Tally, exchange: Exchange, ask: Ask, manner: Manner, disturbances: Disturbances, router: str
 ) -> None:
@@ -63,8 +82,9 @@ def count_failover(
     if exchange.attempts <= len(ask.prompts):
         return
     tally.failovers += 1
-    tally.failovers_under_rules += ask.rules != NO_RULES
-    tally.failovers_in_grammars += ask.rules.grammar
+    asked = {"rules": ask.rules != NO_RULES, "a grammar": ask.rules.grammar}
+    asked |= {"stop strings": bool(ask.stop), "logprobs": ask.logprobs is not None}
+    tally.failovers_with.update(what for what, there in asked.items() if there)
     if not manner.stream or not exchange.arrivals:
         return
     times = [exchange.asked, *exchange.arrivals]

@@ -34,6 +34,9 @@ STREAM = [
 ]
 
 
+SCORED = [("a", -0.5), ("b", -2.0)]
+
+
 async def ask(answer: bytes, manner: Manner) -> Exchange:
     """Ask a server that says these bytes and hangs up."""
 
@@ -59,6 +62,12 @@ async def test_a_stream() -> None:
     assert (exchange.end, exchange.texts, exchange.reasons) == (End.OK, ["abc"], ["length"])
     assert (exchange.attempts, exchange.completion_tokens) == (2, 3)
     assert exchange.arrivals
+
+
+async def test_logprobs_of_a_stream() -> None:
+    parts = [event(choices=[{**choice(text), "logprobs": {"token_logprobs": [value]}}]) for text, value in SCORED]
+    exchange = await ask(chunked([*parts, STREAM[1]]), Manner("http", stream=True))
+    assert (exchange.texts, exchange.logprobs) == (["abc"], [[-0.5, -2.0]])
 
 
 @pytest.mark.parametrize("parts", range(4))

@@ -21,7 +21,7 @@ from router.front.tokenizer import TracerTokenizer
 
 SPEC = TracerModel(vocab_size=300)
 REFERENCE = TracerReference(SPEC)
-ASK = Ask((1, 2, 3), max_tokens=9, n=2, temperature=0.8, seed=5)
+ASK = Ask((1, 2, 3), max_tokens=9, n=2, temperature=0.8, seed=5, logprobs=1)
 STREAM = Manner("grpc", stream=True)
 
 
@@ -33,6 +33,7 @@ def right(end: End = End.OK) -> Exchange:
         texts=[each.text for each in answer],
         tokens=[list(each.tokens) for each in answer],
         reasons=[each.reason for each in answer],
+        logprobs=[list(each.logprobs) for each in answer],
         end=end,
         completion_tokens=sum(len(each.tokens) for each in answer),
     )
@@ -48,11 +49,12 @@ def test_a_beginning_is_right_for_who_left_and_for_nobody_else() -> None:
         assert exchange.tokens is not None
         exchange.tokens[1] = exchange.tokens[1][:3]
         exchange.texts[1], exchange.reasons[1], exchange.completion_tokens = "", "", None
+        exchange.logprobs[1] = exchange.logprobs[1][:3]
         assert (judge(ASK, exchange, REFERENCE) is None) == (end is not End.OK)
 
 
 @pytest.mark.parametrize("end", [End.OK, End.LEFT, End.BROKEN])
-@pytest.mark.parametrize("what", ["token", "repeated", "text", "swapped"])
+@pytest.mark.parametrize("what", ["token", "repeated", "text", "swapped", "logprob", "logprob twice"])
 def test_every_wrong_thing_is_seen(what: str, end: End) -> None:
     exchange = right(end)
     assert exchange.tokens is not None
@@ -62,6 +64,10 @@ def test_every_wrong_thing_is_seen(what: str, end: End) -> None:
         exchange.tokens[0].insert(3, exchange.tokens[0][2])
     elif what == "text":
         exchange.texts[0] = exchange.texts[0][:-1] + "#"
+    elif what == "logprob":
+        exchange.logprobs[1][4] += 0.01
+    elif what == "logprob twice":
+        exchange.logprobs[0].insert(3, exchange.logprobs[0][2])
     else:
         exchange.tokens.reverse()
     assert judge(ASK, exchange, REFERENCE) is not None
@@ -78,13 +84,18 @@ def test_reason_and_usage_of_a_whole_answer_count() -> None:
 
 def test_the_reference_spells_tokens_as_the_router_does() -> None:
     """Two ways to the same text: one decode of all bytes here, the router's incremental fold there."""
-    rng, appetite = random.Random(1), ChaosSettings().appetite()
-    for _ in range(40):
+    rng, appetite, stopped = random.Random(1), ChaosSettings().appetite(), 0
+    for _ in range(80):
         ask = random_ask(rng, appetite)
         for index, expected in enumerate(REFERENCE.answer(ask)):
             ends = frozenset() if ask.ignore_eos else frozenset({SPEC.vocab_size - 1})
-            rules = TextRules(TracerTokenizer(), ends, ask.max_tokens, StopStrings(()), fresh=False)
-            assert SampleText(index, rules).feed(list(expected.tokens)).text == expected.text, ask
+            stops, least = StopStrings(ask.stop), ask.rules.min_tokens
+            rules = TextRules(TracerTokenizer(), ends, ask.max_tokens, stops, fresh=False, min_tokens=least)
+            told = SampleText(index, rules).feed(list(expected.tokens))
+            assert (told.text, told.finish) == (expected.text, expected.reason), ask
+            assert len(told.ids) == len(expected.tokens), ask
+            stopped += bool(ask.stop) and expected.reason == "stop"
+    assert stopped > 3
 
 
 def failover(begin: float, *faults: Disturbance) -> Tally:
