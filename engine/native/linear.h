@@ -15,10 +15,15 @@ inline bf16 *packed_at(bf16 *rows, int64_t steps, int64_t token, int64_t input) 
     return rows + ((token / TILE) * steps + input / STEP) * B_TILE + (token % TILE) * STEP + input % STEP;
 }
 
+struct Nothing {
+    void operator()() const {}
+};
+
 // Sums of 32 outputs for up to 32 rows, stored to (ADD: added to what is in) `c`, rows of which are `c_row` apart.
-template <bool AMX, bool ADD>
+// `beside`: a little other work, done at every step while the tiles multiply.
+template <bool AMX, bool ADD, class Beside = Nothing>
 inline void panel_product(const bf16 *x, int64_t rows, const bf16 *panel, int64_t steps, bool prefetch, float *c,
-                          int64_t c_row) {
+                          int64_t c_row, Beside beside = {}) {
     const bf16 *x1 = x + steps * B_TILE;
     if (!AMX) {
         for (int64_t done = 0; done < rows; done += TILE) {
@@ -47,9 +52,14 @@ inline void panel_product(const bf16 *x, int64_t rows, const bf16 *panel, int64_
     }
     for (int64_t k = 0; k < steps; k++) {
         const bf16 *b = panel + k * 2 * B_TILE;
-        if (prefetch) fetch_ahead(b, 2 * B_TILE * sizeof(bf16));
-        _tile_loadd(6, b, 64);
-        _tile_loadd(7, b + B_TILE, 64);
+        if (prefetch) {
+            fetch_ahead(b, 2 * B_TILE * sizeof(bf16));
+            _tile_loadd(6, b, 64);
+            _tile_loadd(7, b + B_TILE, 64);
+        } else {  // x, which panel after panel uses, stays in the first-level cache; there is no room for both
+            _tile_stream_loadd(6, b, 64);
+            _tile_stream_loadd(7, b + B_TILE, 64);
+        }
         _tile_loadd(4, x + k * B_TILE, 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
@@ -58,6 +68,7 @@ inline void panel_product(const bf16 *x, int64_t rows, const bf16 *panel, int64_
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
+        beside();
     }
     _tile_stored(0, c, stride);
     _tile_stored(1, c + TILE, stride);
@@ -67,23 +78,41 @@ inline void panel_product(const bf16 *x, int64_t rows, const bf16 *panel, int64_
     }
 }
 
-// 16 gates and their 16 ups of rows [token, token + rows) to 16 inputs of the next product.
-inline void swiglu(const float *c, const float *bias, int64_t rows, bf16 *packed, int64_t steps, int64_t token,
-                   int64_t input) {
-    const __m512 gate_bias = bias ? _mm512_loadu_ps(bias) : _mm512_setzero_ps();
-    const __m512 up_bias = bias ? _mm512_loadu_ps(bias + TILE) : _mm512_setzero_ps();
-    for (int64_t m = 0; m < rows; m++) {
-        const __m512 gate = _mm512_add_ps(_mm512_load_ps(c + m * PANEL), gate_bias);
-        const __m512 up = _mm512_add_ps(_mm512_load_ps(c + m * PANEL + TILE), up_bias);
-        store_bf16(packed_at(packed, steps, token + m, input), _mm512_mul_ps(silu(gate), up));
+// Sums of a panel, 16 gates and their 16 ups, of rows [token, token + rows), to 16 inputs of the next product: a row at
+// a time.
+struct Swiglu {
+    const float *c;
+    const float *bias;
+    int64_t rows;
+    bf16 *packed;
+    int64_t steps, token, input, done = 0;
+
+    void row() {
+        const __m512 zero = _mm512_setzero_ps();
+        const __m512 gate = _mm512_add_ps(_mm512_load_ps(c + done * PANEL), bias ? _mm512_loadu_ps(bias) : zero);
+        const __m512 up = _mm512_add_ps(_mm512_load_ps(c + done * PANEL + TILE), bias ? _mm512_loadu_ps(bias + TILE) : zero);
+        store_bf16(packed_at(packed, steps, token + done, input), _mm512_mul_ps(silu(gate), up));
+        done++;
     }
+
+    void some() {
+        for (int i = 0; i < 2 && done < rows; i++) row();
+    }
+
+    void rest() {
+        while (done < rows) row();
+    }
+};
+
+inline Swiglu swiglu_of(const Linear &w, const float *c, int64_t first, int64_t token, int64_t rows, void *y) {
+    return {c, w.bias ? w.bias + first : nullptr, rows, (bf16 *)y, w.outputs / 2 / STEP, token, first / 2};
 }
 
 // c, with the bias, to where it belongs: for products whose sums did not go there by themselves.
 template <Then THEN>
 inline void finish(const Linear &w, const float *c, int64_t first, int64_t token, int64_t rows, void *y) {
     if (THEN == Then::SWIGLU) {
-        swiglu(c, w.bias ? w.bias + first : nullptr, rows, (bf16 *)y, w.outputs / 2 / STEP, token, first / 2);
+        swiglu_of(w, c, first, token, rows, y).rest();
         return;
     }
     const int64_t width = w.outputs - first < PANEL ? w.outputs - first : PANEL;
@@ -102,7 +131,7 @@ inline void panel_rows(const Linear &w, int64_t panel, const bf16 *x, int64_t to
     const bf16 *from = x + token / TILE * steps * B_TILE;
     const bool prefetch = token == 0;  // later rows find the panel in the cache
     alignas(64) float c[PANEL * PANEL];
-    if (THEN == Then::SWIGLU || w.outputs - first < PANEL) {
+    if (w.outputs - first < PANEL) {
         panel_product<AMX, false>(from, rows, weight, steps, prefetch, c, PANEL);
         finish<THEN>(w, c, first, token, rows, y);
         return;
@@ -118,6 +147,22 @@ inline void panel_rows(const Linear &w, int64_t panel, const bf16 *x, int64_t to
         panel_product<AMX, true>(from, rows, weight, steps, prefetch, to, w.outputs);
     else
         panel_product<AMX, false>(from, rows, weight, steps, prefetch, to, w.outputs);
+}
+
+// Panels [first, last) of gates and ups for rows [token, token + rows): each is activated while the next is multiplied.
+template <bool AMX>
+inline void gated_panels(const Linear &w, int64_t first, int64_t last, const bf16 *x, int64_t token, int64_t rows, void *y) {
+    const int64_t steps = w.inputs / STEP;
+    const bf16 *from = x + token / TILE * steps * B_TILE;
+    alignas(64) float c[2][PANEL * PANEL];  // taken in turns
+    Swiglu before = {};
+    for (int64_t panel = first; panel < last; panel++) {
+        const bf16 *weight = (const bf16 *)w.weight + panel * steps * 2 * B_TILE;
+        panel_product<AMX, false>(from, rows, weight, steps, token == 0, c[panel % 2], PANEL, [&] { before.some(); });
+        before.rest();
+        before = swiglu_of(w, c[panel % 2], panel * PANEL, token, rows, y);
+    }
+    before.rest();
 }
 
 // `x`: packed rows of `tokens` tokens. `y`: float32 [tokens, outputs], or packed rows for SWIGLU.
@@ -141,7 +186,12 @@ void apply(const Linear &w, const bf16 *x, int64_t tokens, void *y, int threads)
                     configure_tiles(rows < TILE ? rows : TILE, rows > TILE ? rows - TILE : 0);
                     configured = rows;
                 }
-                for (int64_t panel = first; panel < first + group && panel < panels; panel++) {
+                const int64_t last = first + group < panels ? first + group : panels;
+                if (THEN == Then::SWIGLU && w.bits == 16) {
+                    gated_panels<AMX>(w, first, last, x, token, rows, y);
+                    continue;
+                }
+                for (int64_t panel = first; panel < last; panel++) {
                     if (w.bits == 16) {
                         panel_rows<AMX, THEN>(w, panel, x, token, rows, y);
                         continue;
