@@ -15,15 +15,25 @@ inline bf16 *packed_at(bf16 *rows, int64_t steps, int64_t token, int64_t input) 
     return rows + ((token / TILE) * steps + input / STEP) * B_TILE + (token % TILE) * STEP + input % STEP;
 }
 
-struct Nothing {
-    void operator()() const {}
+// The weights that come next are on their way to the second-level cache while those before them are used, row after row:
+// at every step of a panel (2 kB) as much of them as makes them all be there when they are needed.
+struct Ahead {
+    const char *at, *end;
+    int64_t bytes;  // a step
+
+    Ahead(const char *from, int64_t all, int64_t blocks_of_rows)
+        : at(from), end(from + all), bytes(ceil_div(2 * B_TILE * sizeof(bf16), blocks_of_rows * 64) * 64) {}
+
+    void operator()() {
+        for (int64_t done = 0; done < bytes && at < end; done += 64, at += 64) _mm_prefetch(at, _MM_HINT_T1);
+    }
 };
 
 // Sums of 32 outputs for up to 32 rows, stored to (ADD: added to what is in) `c`, rows of which are `c_row` apart.
 // `beside`: a little other work, done at every step while the tiles multiply.
-template <bool AMX, bool ADD, class Beside = Nothing>
+template <bool AMX, bool ADD, class Beside>
 inline void panel_product(const bf16 *x, int64_t rows, const bf16 *panel, int64_t steps, bool prefetch, float *c,
-                          int64_t c_row, Beside beside = {}) {
+                          int64_t c_row, Beside &&beside) {
     const bf16 *x1 = x + steps * B_TILE;
     if (!AMX) {
         for (int64_t done = 0; done < rows; done += TILE) {
@@ -125,14 +135,14 @@ inline void finish(const Linear &w, const float *c, int64_t first, int64_t token
 
 // One panel for rows [token, token + rows).
 template <bool AMX, Then THEN>
-inline void panel_rows(const Linear &w, int64_t panel, const bf16 *x, int64_t token, int64_t rows, void *y) {
+inline void panel_rows(const Linear &w, int64_t panel, const bf16 *x, int64_t token, int64_t rows, void *y, bool prefetch,
+                       Ahead &ahead) {
     const int64_t steps = w.inputs / STEP, first = panel * PANEL;
     const bf16 *weight = (const bf16 *)w.weight + panel * steps * 2 * B_TILE;
     const bf16 *from = x + token / TILE * steps * B_TILE;
-    const bool prefetch = token == 0;  // later rows find the panel in the cache
     alignas(64) float c[PANEL * PANEL];
     if (w.outputs - first < PANEL) {
-        panel_product<AMX, false>(from, rows, weight, steps, prefetch, c, PANEL);
+        panel_product<AMX, false>(from, rows, weight, steps, prefetch, c, PANEL, ahead);
         finish<THEN>(w, c, first, token, rows, y);
         return;
     }
@@ -144,21 +154,25 @@ inline void panel_rows(const Linear &w, int64_t panel, const bf16 *x, int64_t to
             _mm512_storeu_ps(at, THEN == Then::ADD ? _mm512_add_ps(_mm512_loadu_ps(at), bias) : bias);
         }
     if (THEN == Then::ADD || w.bias)
-        panel_product<AMX, true>(from, rows, weight, steps, prefetch, to, w.outputs);
+        panel_product<AMX, true>(from, rows, weight, steps, prefetch, to, w.outputs, ahead);
     else
-        panel_product<AMX, false>(from, rows, weight, steps, prefetch, to, w.outputs);
+        panel_product<AMX, false>(from, rows, weight, steps, prefetch, to, w.outputs, ahead);
 }
 
 // Panels [first, last) of gates and ups for rows [token, token + rows): each is activated while the next is multiplied.
 template <bool AMX>
-inline void gated_panels(const Linear &w, int64_t first, int64_t last, const bf16 *x, int64_t token, int64_t rows, void *y) {
+inline void gated_panels(const Linear &w, int64_t first, int64_t last, const bf16 *x, int64_t token, int64_t rows, void *y,
+                         bool prefetch, Ahead &ahead) {
     const int64_t steps = w.inputs / STEP;
     const bf16 *from = x + token / TILE * steps * B_TILE;
     alignas(64) float c[2][PANEL * PANEL];  // taken in turns
     Swiglu before = {};
     for (int64_t panel = first; panel < last; panel++) {
         const bf16 *weight = (const bf16 *)w.weight + panel * steps * 2 * B_TILE;
-        panel_product<AMX, false>(from, rows, weight, steps, token == 0, c[panel % 2], PANEL, [&] { before.some(); });
+        panel_product<AMX, false>(from, rows, weight, steps, prefetch, c[panel % 2], PANEL, [&] {
+            ahead();
+            before.some();
+        });
         before.rest();
         before = swiglu_of(w, c[panel % 2], panel * PANEL, token, rows, y);
     }
@@ -173,27 +187,31 @@ void apply(const Linear &w, const bf16 *x, int64_t tokens, void *y, int threads)
     const int64_t panels = ceil_div(w.outputs, PANEL), panel_bytes = w.inputs * PANEL * w.bits / 8;
     const int64_t fits = GROUP_BYTES / panel_bytes > 0 ? GROUP_BYTES / panel_bytes : 1;
     const int64_t group = fits * threads < panels ? fits : ceil_div(panels, threads);
+    const int64_t blocks = ceil_div(tokens, PANEL);
     QuantisedRows small = {nullptr, nullptr};
     if (w.bits != 16) small = quantise_rows(x, tokens, w.inputs, small_rows);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        int64_t configured = -1;
+        int64_t configured = -1, fetched = -1;  // the group that is in the cache
 #pragma omp for schedule(static)
-        for (int64_t first = 0; first < panels; first += group)
+        for (int64_t first = 0; first < panels; first += group) {
+            const int64_t last = first + group < panels ? first + group : panels;
+            const int64_t next = last + group < panels ? last + group : panels;
+            Ahead ahead((const char *)w.weight + last * panel_bytes, blocks > 1 ? (next - last) * panel_bytes : 0, blocks);
             for (int64_t token = 0; token < tokens; token += PANEL) {
+                const bool prefetch = token == 0 && fetched != first;
                 const int64_t rows = tokens - token < PANEL ? tokens - token : PANEL;
                 if (AMX && rows != configured) {
                     configure_tiles(rows < TILE ? rows : TILE, rows > TILE ? rows - TILE : 0);
                     configured = rows;
                 }
-                const int64_t last = first + group < panels ? first + group : panels;
                 if (THEN == Then::SWIGLU && w.bits == 16) {
-                    gated_panels<AMX>(w, first, last, x, token, rows, y);
+                    gated_panels<AMX>(w, first, last, x, token, rows, y, prefetch, ahead);
                     continue;
                 }
                 for (int64_t panel = first; panel < last; panel++) {
                     if (w.bits == 16) {
-                        panel_rows<AMX, THEN>(w, panel, x, token, rows, y);
+                        panel_rows<AMX, THEN>(w, panel, x, token, rows, y, prefetch, ahead);
                         continue;
                     }
                     alignas(64) float c[PANEL * PANEL];
@@ -201,6 +219,8 @@ void apply(const Linear &w, const bf16 *x, int64_t tokens, void *y, int threads)
                     finish<THEN>(w, c, panel * PANEL, token, rows, y);
                 }
             }
+            fetched = blocks > 1 ? last : -1;
+        }
         if (AMX) _tile_release();
     }
 }
