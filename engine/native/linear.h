@@ -6,7 +6,7 @@
 
 #include "quantised.h"
 
-constexpr int64_t GROUP_BYTES = 512 * 1024;
+constexpr int64_t GROUP_BYTES = 160 * 1024;
 
 enum class Then { STORE, ADD, SWIGLU };  // y = sums; y += sums; y = silu(gate) * up, packed as rows of the next product
 
@@ -133,15 +133,25 @@ inline void finish(const Linear &w, const float *c, int64_t first, int64_t token
     }
 }
 
-// One panel for rows [token, token + rows).
+// Panels [first, last) for rows [token, token + rows), in three kinds.
 template <bool AMX, Then THEN>
-inline void panel_rows(const Linear &w, int64_t panel, const bf16 *x, int64_t token, int64_t rows, void *y, bool prefetch,
-                       Ahead &ahead) {
+inline void quantised_panels(const Linear &w, int64_t first, int64_t last, const QuantisedRows &x, int64_t token,
+                             int64_t rows, void *y) {
+    alignas(64) float c[PANEL * PANEL];
+    for (int64_t panel = first; panel < last; panel++) {
+        quantised_product<AMX>(w, panel, x, token, rows, c);
+        finish<THEN>(w, c, panel * PANEL, token, rows, y);
+    }
+}
+
+template <bool AMX, Then THEN>
+inline void plain_panel(const Linear &w, int64_t panel, const bf16 *x, int64_t token, int64_t rows, void *y, bool prefetch,
+                        Ahead &ahead) {
     const int64_t steps = w.inputs / STEP, first = panel * PANEL;
     const bf16 *weight = (const bf16 *)w.weight + panel * steps * 2 * B_TILE;
     const bf16 *from = x + token / TILE * steps * B_TILE;
-    alignas(64) float c[PANEL * PANEL];
     if (w.outputs - first < PANEL) {
+        alignas(64) float c[PANEL * PANEL];
         panel_product<AMX, false>(from, rows, weight, steps, prefetch, c, PANEL, ahead);
         finish<THEN>(w, c, first, token, rows, y);
         return;
@@ -159,7 +169,14 @@ inline void panel_rows(const Linear &w, int64_t panel, const bf16 *x, int64_t to
         panel_product<AMX, false>(from, rows, weight, steps, prefetch, to, w.outputs, ahead);
 }
 
-// Panels [first, last) of gates and ups for rows [token, token + rows): each is activated while the next is multiplied.
+template <bool AMX, Then THEN>
+inline void plain_panels(const Linear &w, int64_t first, int64_t last, const bf16 *x, int64_t token, int64_t rows, void *y,
+                         bool prefetch, Ahead &ahead) {
+    for (int64_t panel = first; panel < last; panel++)
+        plain_panel<AMX, THEN>(w, panel, x, token, rows, y, prefetch, ahead);
+}
+
+// Gates and ups: each panel is activated while the next is multiplied.
 template <bool AMX>
 inline void gated_panels(const Linear &w, int64_t first, int64_t last, const bf16 *x, int64_t token, int64_t rows, void *y,
                          bool prefetch, Ahead &ahead) {
@@ -180,14 +197,16 @@ inline void gated_panels(const Linear &w, int64_t first, int64_t last, const bf1
 }
 
 // `x`: packed rows of `tokens` tokens. `y`: float32 [tokens, outputs], or packed rows for SWIGLU.
-// Panels go in groups that fit in the second-level cache: for 32 rows all of a group, so that y is written in long runs.
+// Panels go in groups: for 32 rows all of a group, so that y is written in long runs. A group, the next one and all of x
+// have room in the second-level cache.
 template <bool AMX, Then THEN>
 void apply(const Linear &w, const bf16 *x, int64_t tokens, void *y, int threads) {
     static Scratch small_rows;  // one caller at a time
     const int64_t panels = ceil_div(w.outputs, PANEL), panel_bytes = w.inputs * PANEL * w.bits / 8;
     const int64_t fits = GROUP_BYTES / panel_bytes > 0 ? GROUP_BYTES / panel_bytes : 1;
     const int64_t group = fits * threads < panels ? fits : ceil_div(panels, threads);
-    const int64_t blocks = ceil_div(tokens, PANEL);
+    const int64_t blocks = ceil_div(tokens, PANEL);  // of rows
+    const bool ahead_pays = AMX && blocks > 1 && w.bits == 16;
     QuantisedRows small = {nullptr, nullptr};
     if (w.bits != 16) small = quantise_rows(x, tokens, w.inputs, small_rows);
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -197,7 +216,7 @@ void apply(const Linear &w, const bf16 *x, int64_t tokens, void *y, int threads)
         for (int64_t first = 0; first < panels; first += group) {
             const int64_t last = first + group < panels ? first + group : panels;
             const int64_t next = last + group < panels ? last + group : panels;
-            Ahead ahead((const char *)w.weight + last * panel_bytes, blocks > 1 ? (next - last) * panel_bytes : 0, blocks);
+            Ahead ahead((const char *)w.weight + last * panel_bytes, ahead_pays ? (next - last) * panel_bytes : 0, blocks);
             for (int64_t token = 0; token < tokens; token += PANEL) {
                 const bool prefetch = token == 0 && fetched != first;
                 const int64_t rows = tokens - token < PANEL ? tokens - token : PANEL;
@@ -205,21 +224,14 @@ void apply(const Linear &w, const bf16 *x, int64_t tokens, void *y, int threads)
                     configure_tiles(rows < TILE ? rows : TILE, rows > TILE ? rows - TILE : 0);
                     configured = rows;
                 }
-                if (THEN == Then::SWIGLU && w.bits == 16) {
+                if (w.bits == 16 && THEN == Then::SWIGLU)
                     gated_panels<AMX>(w, first, last, x, token, rows, y, prefetch, ahead);
-                    continue;
-                }
-                for (int64_t panel = first; panel < last; panel++) {
-                    if (w.bits == 16) {
-                        panel_rows<AMX, THEN>(w, panel, x, token, rows, y, prefetch, ahead);
-                        continue;
-                    }
-                    alignas(64) float c[PANEL * PANEL];
-                    quantised_product<AMX>(w, panel, small, token, rows, c);
-                    finish<THEN>(w, c, panel * PANEL, token, rows, y);
-                }
+                else if (w.bits == 16)
+                    plain_panels<AMX, THEN>(w, first, last, x, token, rows, y, prefetch, ahead);
+                else
+                    quantised_panels<AMX, THEN>(w, first, last, small, token, rows, y);
             }
-            fetched = blocks > 1 ? last : -1;
+            fetched = ahead_pays ? last : -1;
         }
         if (AMX) _tile_release();
     }
