@@ -4,7 +4,9 @@ What is added: the file that clusters are started with (`$CLUSTER`: the tracer u
 ports), and an end for commands that stay until Ctrl-C. Commands for Kubernetes are tests/deploy/test_guides.py's.
 """
 
+import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -23,14 +25,16 @@ RUN_PAGES = [page for page in PAGES if "headrace " in script(page)]
 NEEDS_KEYS = {"tenants"}  # its cluster has tenants, in a Redis
 PRELUDE = """
 until_ready() {
-  "$@" > up.log 2>&1 &
+  : > up.log  # the shell that fills it may be later than who reads it
+  "$@" >> up.log 2>&1 &
   local pid=$!
   grep -q -m 1 "Ctrl-C stops it" <(tail --pid=$pid -n +1 -f up.log)
   kill -INT $pid
   wait $pid
 }
 until_all_ready() {
-  "$@" > watch.log 2>&1 &
+  : > watch.log
+  "$@" >> watch.log 2>&1 &
   local pid=$!
   grep -q -m 1 "ready" <(tail --pid=$pid -n +1 -f watch.log)
   kill -TERM $pid
@@ -39,16 +43,20 @@ until_all_ready() {
 ready_or_not() { "$@" || [ $? = 1 ]; }
 """
 
+_LOWEST_OF_THE_SYSTEM = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="the documents' commands call curl")
 
 
 def free_ports(count: int) -> list[int]:
-    """Different from each other, and nobody's just now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return found
+    """Different from each other, nobody's just now, and of those that the system gives to nobody who asks for any."""
+    found: list[int] = []
+    for port in random.sample(range(10_000, _LOWEST_OF_THE_SYSTEM), 1000):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("not a port is free among a thousand")
 
 
 def prepare(folder: Path, more: Mapping[str, object]) -> dict[str, str]:
