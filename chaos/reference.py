@@ -6,7 +6,6 @@ whose top two candidates ever come closer than MARGIN are therefore not asked.
 """
 
 import codecs
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +14,7 @@ from typing import Protocol
 from chaos.ask import Ask, Rules
 from cluster.core.grammar import GrammarMatcher, tracer_vocabulary
 from engine.messages import DrawRules, Grammar, SampleSpec, TracerModel
-from engine.model.tracer import reference_logits, reference_tokens
+from engine.model.tracer import reference_logprobs, reference_tokens
 
 MARGIN = 1e-3
 
@@ -70,11 +69,9 @@ class TracerReference:
         return Expected(tuple(tokens), text, reason, self._logprobs(prompt, tokens) if ask.logprobs is not None else ())
 
     def _logprobs(self, prompt: tuple[int, ...], tokens: list[int]) -> tuple[float, ...]:
-        """What the model itself thinks of each token; no rule and no temperature changes that."""
-        rows = reference_logits([*prompt, *tokens[:-1]], self._spec)[len(prompt) - 1 :].tolist()
-        return tuple(
-            row[token] - math.log(math.fsum(map(math.exp, row))) for row, token in zip(rows, tokens, strict=True)
-        )
+        """Of each token, as the model itself has them."""
+        rows = reference_logprobs([*prompt, *tokens[:-1]], self._spec)[len(prompt) - 1 :]
+        return tuple(float(row[token]) for row, token in zip(rows, tokens, strict=True))
 
     def _start(self, grammar: Grammar) -> GrammarMatcher:
         return self._vocabulary.compile(grammar.kind, grammar.source)

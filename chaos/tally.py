@@ -36,10 +36,7 @@ def judge(ask: Ask, exchange: Exchange, reference: Reference) -> str | None:
     expected = reference.answer(ask)
     whole = exchange.end is End.OK
     for index, right in enumerate(expected):
-        problem = _judge_sample(exchange, index, right, whole)
-        if problem is None and ask.logprobs is not None:
-            problem = _judge_logprobs(ask, exchange, index, right)
-        if problem is not None:
+        if problem := _judge_sample(exchange, index, right, whole) or _judge_logprobs(ask, exchange, index, right):
             return f"sample {index} of {ask}: {problem}"
     total = sum(len(right.tokens) for right in expected)
     if whole and exchange.completion_tokens != total:
@@ -62,13 +59,14 @@ def _judge_sample(exchange: Exchange, index: int, right: Expected, whole: bool) 
 
 def _judge_logprobs(ask: Ask, exchange: Exchange, index: int, right: Expected) -> str | None:
     """Over HTTP the token that ended a sample has none, nor those that a stop string cut off."""
-    got, least = exchange.logprobs[index], len(right.tokens)
+    got = exchange.logprobs[index]
+    least = most = 0 if ask.logprobs is None else len(right.tokens)
     if exchange.end is not End.OK:
         least = 0
     elif exchange.tokens is None and right.reason == "stop":
-        least = 0 if ask.stop else least - 1
-    if not least <= len(got) <= len(right.tokens):
-        return f"{len(got)} logprobs of {len(right.tokens)} tokens"
+        least = 0 if ask.stop else max(0, least - 1)
+    if not least <= len(got) <= most:
+        return f"{len(got)} logprobs, {least} to {most} are right"
     for at, (told, own) in enumerate(zip(got, right.logprobs, strict=False)):
         if not abs(told - own) <= EPSILON:
             return f"logprob {told} of token {at} instead of {own}"
@@ -82,8 +80,12 @@ def count_failover(
     if exchange.attempts <= len(ask.prompts):
         return
     tally.failovers += 1
-    asked = {"rules": ask.rules != NO_RULES, "a grammar": ask.rules.grammar}
-    asked |= {"stop strings": bool(ask.stop), "logprobs": ask.logprobs is not None}
+    asked = {
+        "rules": ask.rules != NO_RULES,
+        "a grammar": ask.rules.grammar,
+        "stop strings": bool(ask.stop),
+        "logprobs": ask.logprobs is not None,
+    }
     tally.failovers_with.update(what for what, there in asked.items() if there)
     if not manner.stream or not exchange.arrivals:
         return

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from cluster.scores import Scores
 from engine.messages import TracerModel
-from engine.model.tracer import reference_logits
+from engine.model.tracer import reference_logprobs
 from simulation.site import Violation
 
 _EPSILON = 1e-4
@@ -33,8 +33,4 @@ def judge_scores(scores: Scores, prompt: tuple[int, ...], model: TracerModel, fo
 
 @lru_cache(maxsize=256)
 def _logprobs(prompt: tuple[int, ...], model: TracerModel) -> NDArray[np.float64]:
-    """[T, V] of what comes after each token."""
-    logits = reference_logits(list(prompt), model).astype(float)
-    top = logits.max(axis=1, keepdims=True)
-    logprobs: NDArray[np.float64] = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
-    return logprobs
+    return reference_logprobs(list(prompt), model)

@@ -236,6 +236,14 @@ def reference_tokens(
     return tokens
 
 
+def reference_logprobs(tokens: list[int], spec: TracerModel) -> NDArray[np.float64]:
+    """Log-probabilities [positions, V] of what comes after each of `tokens`; no rule or temperature changes them."""
+    logits = reference_logits(tokens, spec).astype(float)
+    top = logits.max(axis=1, keepdims=True)
+    logprobs: NDArray[np.float64] = logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
+    return logprobs
+
+
 def reference_logits(prompt: list[int], spec: TracerModel) -> NDArray[np.float32]:
     """The logits [positions, V] that a tracer has at each position of `prompt`, from the formulas alone."""
     constants = _Constants.of(spec)

@@ -16,9 +16,8 @@ from typing import Any, Self
 
 from tests.certificates import Authority, Files, files
 from tests.deploy.chart import Rendered
-from tests.deploy.pods import READ_ONLY, SUBNET, Pod, ours_within
+from tests.deploy.pods import GATEWAY, READ_ONLY, Pod, ours_within
 
-ADDRESS = f"{SUBNET}.1"
 TOKEN = "a-service-account-s-token"
 
 
@@ -26,7 +25,7 @@ class KubernetesApi:
     """Answers at the bridge. `replicas`: what the autoscaler last wrote, by worker group."""
 
     def __init__(self, rendered: Rendered, head: str, folder: Path) -> None:
-        self.certificates: Files = files(folder, Authority(), ADDRESS)
+        self.certificates: Files = files(folder, Authority(), GATEWAY)
         self.cluster = json.loads(json.dumps(rendered.cluster))
         self.cluster["metadata"] |= {"resourceVersion": "1", "uid": "one"}
         for group in self._groups:
@@ -38,7 +37,7 @@ class KubernetesApi:
         self.pod = {"metadata": metadata, "status": status}
         self.refused: list[str] = []
         self._asked = threading.Condition()
-        self._server = ThreadingHTTPServer((ADDRESS, 0), self._handler())
+        self._server = ThreadingHTTPServer((GATEWAY, 0), self._handler())
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.certificates.cert, self.certificates.key)
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
@@ -149,7 +148,7 @@ class Autoscaler:
         command = "ray kuberay-autoscaler --cluster-name headrace --cluster-namespace llm"
         script = "\n".join([*self._mounts(), f"exec {command}"])
         variables = {
-            "KUBERNETES_SERVICE_HOST": ADDRESS,
+            "KUBERNETES_SERVICE_HOST": GATEWAY,
             "KUBERNETES_SERVICE_PORT_HTTPS": str(self._api.port),
             "RAY_HEAD_POD_NAME": self._head.name,
             "KUBERAY_CRD_VER": "v1",

@@ -122,10 +122,6 @@ class Pod:
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in hosts.items())]
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
 
-    def processes(self) -> list[psutil.Process]:
-        """All that runs in it."""
-        return [self._first, *self._first.children(recursive=True)]
-
     def run(self, *command: str, timeout_s: float = 60.0) -> str:
         """`kubectl exec`: standard output. Raises CalledProcessError with all that was said."""
         enter = ["nsenter", "--target", str(self._first.pid), "--mount", "--net", "--ipc", "--pid"]

@@ -43,15 +43,17 @@ until_all_ready() {
 ready_or_not() { "$@" || [ $? = 1 ]; }
 """
 
-_LOWEST_OF_THE_SYSTEM = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="the documents' commands call curl")
 
 
 def free_ports(count: int) -> list[int]:
-    """Different from each other, nobody's just now, and of those that the system gives to nobody who asks for any."""
+    """Different from each other, nobody's just now, and where possible of those that the system gives to nobody who
+    asks for any.
+    """
+    lowest, highest = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    every = range(10_000, 65_536)
     found: list[int] = []
-    for port in random.sample(range(10_000, _LOWEST_OF_THE_SYSTEM), 1000):
+    for port in random.sample([port for port in every if not lowest <= port <= highest] or every, 1000):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             found.append(port)
         if len(found) == count:

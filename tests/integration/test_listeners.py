@@ -32,6 +32,7 @@ from router.web import ADMIN
 from tests.integration.inside import assert_unhurt, credentials
 from tests.integration.stack import Stack, config, connect, request_head, stack
 from tests.integration.test_api_keys import routes
+from tests.listening import listening
 
 KEY, MODEST = new_key(), new_key()
 HEALTH = "grpc.health.v1.Health"
@@ -80,14 +81,10 @@ def listeners(running: Stack) -> list[Listener]:
         if ready.http is not None and ready.admin is not None:
             http, admin = (url.rpartition("/")[2] for url in (ready.http, ready.admin))
             doors = {ready.address: "public grpc", http: "http", admin: "admin"}
-        for process in (top, *top.children(recursive=True)):
-            is_engine = any(UCX in word for word in process.cmdline())
-            for one in process.net_connections("inet"):
-                if one.status not in (psutil.CONN_LISTEN, psutil.CONN_NONE):
-                    continue
-                host, port = one.laddr.ip.removeprefix("::ffff:"), one.laddr.port
-                kind: Kind | None = "ucx" if is_engine else doors.get(f"{host}:{port}")
-                found.append(Listener(name, kind, host, port))
+        for one in listening((top, *top.children(recursive=True))):
+            is_engine = one.what([UCX]) == UCX
+            kind: Kind | None = "ucx" if is_engine else doors.get(f"{one.host}:{one.port}")
+            found.append(Listener(name, kind, one.host, one.port))
     return found
 
 

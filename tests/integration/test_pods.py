@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx
 import pytest
 import yaml
@@ -23,8 +22,9 @@ import yaml
 from cluster.core.clock import SystemClock
 from tests.deploy.chart import CHART, Rendered, objects_in, render
 from tests.deploy.pods import GATEWAY, Network, Pod, may_make_namespaces
-from tests.integration.test_ray_cluster import GRPC, RAYS, answers
+from tests.integration.test_ray_cluster import RAYS, assert_asks_for_its_token
 from tests.integration.valkey import PASSWORD, Redis
+from tests.listening import Listening
 
 PATIENCE_S = 300.0
 CLIENTS = 3
@@ -35,8 +35,8 @@ VALUES: dict[str, Any] = {
     "pools": {"decode": {"programsPerPod": 3}},
     "config": {"engine": {"tracer": {"step_s": 0.01}}},
 }
-OURS = {"engine_process": range(7200, 7300), "prefill_worker": (), "decode_worker": (), "router": (8000, 8001, 8002)}
-"""What of ours listens, and where beside the ports that the pod's sysctl leaves: the chart's defaults."""
+OURS = ("engine_process", "prefill_worker", "decode_worker", "router")
+"""What of ours listens."""
 
 pytestmark = pytest.mark.verify
 
@@ -48,13 +48,13 @@ class Cluster:
         secret = {"password": PASSWORD, "url": valkey.url}
         outside = {"mode": "external", "external": {"address": valkey.address, "existingSecret": "valkey"}}
         files = render({**VALUES, "redis": outside, "gcsFaultTolerance": {"enabled": True}})
-        self.rendered = Rendered(files, objects_in(files))
+        self._rendered = Rendered(files, objects_in(files))
         self._folder, self._network, self._secrets = folder, network, {"valkey": secret}
         self.pods: dict[str, Pod] = {}
         self.head = self.start("head", "head-a")
 
     def start(self, group: str, name: str) -> Pod:
-        pod = Pod(self.rendered, group, name, self._network, self._folder, self._secrets)
+        pod = Pod(self._rendered, group, name, self._network, self._folder, self._secrets)
         self.pods[name] = pod
         assert len(self.pods) <= 4
         pod.start(self._services(pod if group == "head" else self.head))
@@ -112,7 +112,7 @@ class Traffic:
     def __init__(self, address: str) -> None:
         self._address = address
         self._stop = threading.Event()
-        self.answers = 0
+        self.answers = [0] * CLIENTS
         self.wrong: list[str] = []
         self._expected = {prompt: self._ask(prompt) for prompt in PROMPTS}
 
@@ -121,11 +121,11 @@ class Traffic:
         self._address = address
 
     def goes_on(self) -> None:
-        """Return when each client had an answer to something that it asked from now on."""
-        enough = self.answers + 2 * CLIENTS
+        """Return when each client had an answer to something that it asked from now on: its second."""
+        enough = [answers + 2 for answers in self.answers]
         clock, give_up = SystemClock(), SystemClock().now() + PATIENCE_S
-        while self.answers < enough:
-            assert clock.now() < give_up, self.wrong
+        while any(answers < least for answers, least in zip(self.answers, enough, strict=True)):
+            assert clock.now() < give_up, (self.answers, self.wrong)
             self._stop.wait(0.05)
 
     def _ask(self, prompt: str) -> str:
@@ -141,7 +141,7 @@ class Traffic:
             try:
                 if (text := self._ask(prompt)) != self._expected[prompt]:
                     self.wrong.append(f"another text: {text!r}")
-                self.answers += 1
+                self.answers[first] += 1
             except httpx.HTTPError as error:
                 self.wrong.append(repr(error))
 
@@ -199,28 +199,32 @@ def test_pools_scale_and_pods_roll_under_traffic_and_nothing_is_lost(cluster: Cl
         _roll_prefill(cluster)
         _roll_head(cluster, traffic)
     assert traffic.wrong == []
-    assert traffic.answers > 20
-
-
-def _listeners(pod: Pod) -> Iterator[tuple[str, str, int]]:
-    """What each listening process is, and where it does."""
-    for words, host, port in json.loads(pod.run(sys.executable, "-m", "tests.deploy.listening")):
-        what = next((each for each in (*RAYS, *OURS) if any(each in word for word in words)), " ".join(words))
-        yield what, host, port
+    assert sum(traffic.answers) > 20
 
 
 def _what_listens_is_known(cluster: Cluster) -> None:
-    """One of our doors, UCX's, or Ray's, which asks for its token; at ports that the network policy speaks of."""
-    ports = yaml.safe_load((CHART / "values.yaml").read_text())["ports"]
-    of_ray = {ports["gcs"], ports["nodeManager"], ports["objectManager"], *_all_of(ports["rayWorkers"])}
+    """One of our doors, UCX's, or Ray's, which asks for its token; where and at ports that the network policy tells."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    ports = values["ports"]
+    free = _all_of(ports["internal"])
+    of_ray = {ports["gcs"], ports["nodeManager"], ports["objectManager"], *_all_of(ports["rayWorkers"]), *free}
+    told = {
+        "engine_process": set(_all_of(values["transport"]["portRange"])),
+        "prefill_worker": set(free),
+        "decode_worker": set(free),
+        "router": {ports["http"], ports["grpc"], ports["admin"]},
+    }
     found: dict[str, set[str]] = {}
     for pod in cluster.pods.values():
-        for what, host, port in _listeners(pod):
+        said = json.loads(pod.run(sys.executable, "-m", "tests.listening"))
+        for one in (Listening(*each) for each in said):
+            what = one.what((*RAYS, *OURS))
             found.setdefault(pod.group, set()).add(what)
-            assert port in OURS.get(what, of_ray) or port in _all_of(ports["internal"]), (what, port)
-            if RAYS.get(what) == GRPC and host != "127.0.0.1":
-                refusals = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}
-                assert answers(f"{pod.address}:{port}") <= refusals, (what, port)
+            assert one.port in told.get(what, of_ray), (what, one)
+            everywhere = {"0.0.0.0", "::"} if what == "router" or what in RAYS else set()
+            assert one.host in {pod.address} | everywhere, (what, one)
+            if what in RAYS:
+                assert_asks_for_its_token(what, f"{pod.address}:{one.port}")
     node = {"raylet/raylet", "ray::RuntimeEnvAgent", "ray::SupervisorActor"}
     assert found == {
         "head": {"gcs_server", "raylet/raylet", "ray::RuntimeEnvAgent", "ray::ControllerActor", "cluster.head"},

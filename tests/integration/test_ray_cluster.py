@@ -28,6 +28,7 @@ from cluster.run_dir import RunDir
 from cluster.supervisor import ProgramStatus
 from tests.architecture.source import ROOT
 from tests.fake_program import Hearing
+from tests.listening import listening
 
 PATIENCE_S = 30.0
 GRPC, HTTP, OPEN = "gRPC, its token", "HTTP, its token", "nothing: numbers of its autoscaler; loopback, network policy"
@@ -154,23 +155,7 @@ def test_a_second_up_is_refused(cluster: Cluster) -> None:
 
 
 def test_every_listener_is_on_the_loopback_interface(cluster: Cluster) -> None:
-    listening = {
-        connection.laddr.ip.removeprefix("::ffff:")
-        for process in cluster.processes()
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
-    assert listening == {"127.0.0.1"}
-
-
-def listeners(cluster: Cluster) -> list[tuple[str, int]]:
-    """What each process is, and a port where it listens."""
-    found = []
-    for process in cluster.processes():
-        words = process.cmdline()
-        what = next((name for name in RAYS if any(name in word for word in words)), " ".join(words[:4]))
-        found += [(what, one.laddr.port) for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
-    return found
+    assert {one.host for one in listening(cluster.processes())} == {"127.0.0.1"}
 
 
 def answers(address: str) -> set[grpc.StatusCode]:
@@ -186,21 +171,25 @@ def answers(address: str) -> set[grpc.StatusCode]:
     return codes
 
 
+def assert_asks_for_its_token(what: str, address: str) -> None:
+    """One of RAYS, by what it says to a stranger there."""
+    if RAYS[what] == GRPC:
+        assert answers(address) == {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}, what
+    elif RAYS[what] == HTTP:
+        asked = urllib.request.Request(f"http://{address}/get_or_create_runtime_env", b"", method="POST")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(asked, timeout=PATIENCE_S)
+        with refused.value:
+            assert refused.value.code == 401, what
+
+
 def test_every_socket_of_ray_is_on_the_list_and_asks_for_its_token(cluster: Cluster) -> None:
     """Found by looking: a Ray that opens another one, or opens one up, fails here (docs/security.md)."""
-    found = listeners(cluster)
-    refusals = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}
+    found = [(one.what(RAYS), one.port) for one in listening(cluster.processes())]
     always = {what for what, wants in RAYS.items() if wants != OPEN}  # that one gives up where another Ray has its port
     assert always <= {what for what, _ in found} <= set(RAYS), "a longer list needs a reason and a control"
     for what, port in found:
-        if RAYS[what] == GRPC:
-            assert answers(f"127.0.0.1:{port}") == refusals, what
-        elif RAYS[what] == HTTP:
-            asked = urllib.request.Request(f"http://127.0.0.1:{port}/get_or_create_runtime_env", b"", method="POST")
-            with pytest.raises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(asked, timeout=PATIENCE_S)
-            with refused.value:
-                assert refused.value.code == 401, what
+        assert_asks_for_its_token(what, f"127.0.0.1:{port}")
 
 
 def test_the_security_page_names_every_socket_on_the_list_and_what_it_wants() -> None:

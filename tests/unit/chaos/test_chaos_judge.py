@@ -73,6 +73,10 @@ def test_every_wrong_thing_is_seen(what: str, end: End) -> None:
     assert judge(ASK, exchange, REFERENCE) is not None
 
 
+def test_logprobs_that_nobody_asked_for_are_seen() -> None:
+    assert "logprobs" in str(judge(replace(ASK, logprobs=None), right(), REFERENCE))
+
+
 def test_reason_and_usage_of_a_whole_answer_count() -> None:
     exchange = right()
     exchange.reasons[0] = "stop"
