@@ -30,7 +30,7 @@ from engine.model.weights import Weights
 from engine.pages import allocate
 
 LIBRARY = Path(__file__).parents[1] / "native" / "_forward"
-NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"})
+NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "avx512vbmi"})
 AMX = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
 PHASES = ("norm", "qkv", "heads", "attention", "output", "gate_up", "down", "head")
 _ALIGNMENT = 64

@@ -4,15 +4,15 @@
 // 1. Scores S = K Q^T. A few queries (`attend`): K's lines are used as they lie in their blocks, and S is [position][query].
 //    Many of them (`attend_many`, many_queries.h): K is packed once for all of them, and S is [query][position].
 // 2. Weights 2^(s - offset), in bfloat16, where the offset of a query is a whole number near its largest score.
-// 3. O [query][dim] = weights V, 32 positions at a time, counted from position 0; so is the sum of the weights.
+// 3. O [query][dim] = weights V, 32 positions at a time, counted from position 0. The sum of the weights is one more column
+//    of it, as if V had a column of ones.
 // Positions that a query may not see get weight 0 and add exactly 0, and a query's positions are always summed in
 // the same groups of 32. Another offset multiplies every weight and every sum by a power of two, which rounds nothing and
 // leaves O / sum as it is. So the result depends neither on which other tokens are in the step nor on which of the two
 // ways was taken (DESIGN I5).
 #pragma once
 
-#include <limits>
-
+#include "exponential.h"
 #include "linear.h"
 
 struct Pool {
@@ -77,42 +77,17 @@ struct Attention {
 alignas(64) constexpr uint16_t ALTERNATE[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
-// Turns scores into weights: 2^(score * scale - offset), to 1e-4 relative (they are rounded to bfloat16).
-class Exponential {
-  public:
-    explicit Exponential(float scale) : scale(_mm512_set1_ps(scale)) {}
+// The order of words that makes what `Exponential` returns to pairs of one of its first and one of its other scores.
+alignas(64) constexpr uint16_t PAIRED[32] = {0,  4,  1,  5,  2,  6,  3,  7,  8,  12, 9,  13, 10, 14, 11, 15,
+                                             16, 20, 17, 21, 18, 22, 19, 23, 24, 28, 25, 29, 26, 30, 27, 31};
 
-    // The whole number nearest to a score.
-    __m512 offset(__m512 score) const {
-        return _mm512_roundscale_ps(_mm512_mul_ps(score, scale), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    }
-    // `shift`: of the offset, by `shift_of`.
-    __m512 operator()(__m512 score, __m512 shift) const {
-        const __m512 whole = _mm512_fmadd_ps(score, scale, _mm512_set1_ps(WHOLE));
-        const __m512 f = _mm512_fmsub_ps(score, scale, _mm512_sub_ps(whole, _mm512_set1_ps(WHOLE)));
-        __m512 p = _mm512_set1_ps(0.0551716797f);  // the polynomial of degree 3 with the smallest relative error
-        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24261117f));
-        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693260968f));
-        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.999928057f));
-        return _mm512_scalef_ps(p, _mm512_sub_ps(whole, shift));
-    }
-    static __m512 shift_of(__m512 offset) { return _mm512_add_ps(offset, _mm512_set1_ps(WHOLE)); }
-
-  private:
-    static constexpr float WHOLE = 12582912.0f;  // 1.5 * 2^23: floats of this size have no fraction
-    __m512 scale;
-};
-
-constexpr float HIDDEN = -1e9f;  // a score whose weight is 0 beside any other
-
-inline __m512bh ones() { return (__m512bh)_mm512_set1_epi16(0x3f80); }
+constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
 
 // Scores [position][query] of one tile of queries to weights, as rows of the product with V: per 32 positions
-// [16 queries][32 positions], and their `sums` [16 queries][16]. `positions` is a multiple of 16; a group's missing half
-// is zero.
+// [16 queries][32 positions]. `positions` is a multiple of 16; a group's missing half is zero.
 inline void soften(float *scores, int64_t positions, int64_t from, const int32_t *query, const Attention &attention,
-                   bf16 *rows, float *sums) {
-    const __m512i alternate = _mm512_load_si512(ALTERNATE);
+                   bf16 *rows) {
+    const __m512i paired = _mm512_load_si512(PAIRED);
     const __m512 hidden = _mm512_set1_ps(HIDDEN);
     const __m512i newest = _mm512_load_si512(query);
     const __m512i oldest = _mm512_sub_epi32(newest, _mm512_set1_epi32((int)attention.window));
@@ -120,8 +95,13 @@ inline void soften(float *scores, int64_t positions, int64_t from, const int32_t
     const int64_t first = _mm512_reduce_min_epi32(newest) - from + 1;
     const int64_t seen_by_all = attention.window ? 0 : (first < positions ? first : positions) / TILE * TILE;
     __m512 most[2] = {hidden, hidden};
-    for (int64_t s = 0; s < seen_by_all; s += 2)
-        for (int i = 0; i < 2; i++) most[i] = _mm512_max_ps(most[i], _mm512_load_ps(scores + (s + i) * TILE));
+    __mmask16 lost = 0;  // queries with a score that is NaN, which no maximum tells of
+    for (int64_t s = 0; s < seen_by_all; s += 2) {
+        const __m512 even = _mm512_load_ps(scores + s * TILE), odd = _mm512_load_ps(scores + (s + 1) * TILE);
+        most[0] = _mm512_max_ps(most[0], even);
+        most[1] = _mm512_max_ps(most[1], odd);
+        lost |= _mm512_cmp_ps_mask(even, odd, _CMP_UNORD_Q);
+    }
     for (int64_t s = seen_by_all; s < positions; s++) {
         const __m512i position = _mm512_set1_epi32((int)(from + s));
         __mmask16 seen = _mm512_cmple_epi32_mask(position, newest);
@@ -129,25 +109,32 @@ inline void soften(float *scores, int64_t positions, int64_t from, const int32_t
         const __m512 score = _mm512_mask_blend_ps(seen, hidden, _mm512_load_ps(scores + s * TILE));
         _mm512_store_ps(scores + s * TILE, score);
         most[0] = _mm512_max_ps(most[0], score);
+        lost |= _mm512_cmp_ps_mask(score, score, _CMP_UNORD_Q);
     }
     const Exponential weight(attention.scale);
-    const __m512 shift = Exponential::shift_of(weight.offset(_mm512_max_ps(most[0], most[1])));
-    for (int64_t i = 0; i < TILE * TILE; i += TILE) _mm512_store_ps(sums + i, _mm512_setzero_ps());
+    __m512 largest = _mm512_max_ps(most[0], most[1]), offset = weight.offset(largest);
+    const __mmask16 far = _mm512_cmp_ps_mask(_mm512_abs_ps(offset), _mm512_set1_ps(Exponential::FAR), _CMP_NLT_UQ);
+    if (far) {
+        for (int64_t s = 0; s < positions * TILE; s += TILE) {
+            const __m512 score = _mm512_load_ps(scores + s), moved = _mm512_mask_sub_ps(score, far, score, largest);
+            _mm512_store_ps(scores + s, moved);
+            lost |= _mm512_cmp_ps_mask(moved, moved, _CMP_UNORD_Q);
+        }
+        offset = _mm512_mask_mov_ps(offset, far, _mm512_setzero_ps());
+    }
+    const __m512 nan = _mm512_set1_ps(std::numeric_limits<float>::quiet_NaN());
+    const __m512 shift = _mm512_mask_mov_ps(Exponential::shift_of(offset), lost, nan);
     for (int64_t s = 0; s < positions; s += STEP, rows += B_TILE) {
         __m512i pair[TILE];
         const int pairs = positions - s < STEP ? TILE / 2 : TILE;
         for (int i = 0; i < pairs; i++) {
             const float *at = scores + (s + 2 * i) * TILE;
-            const __m512 even = weight(_mm512_load_ps(at), shift), odd = weight(_mm512_load_ps(at + TILE), shift);
-            pair[i] = _mm512_permutexvar_epi16(alternate, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+            const __m512i both = weight.operator()<true>(_mm512_load_ps(at), _mm512_load_ps(at + TILE), shift);
+            pair[i] = _mm512_permutexvar_epi16(paired, both);
         }
         for (int i = pairs; i < TILE; i++) pair[i] = _mm512_setzero_si512();
         transpose16(pair);
-        for (int i = 0; i < TILE; i++) {
-            _mm512_store_si512(rows + i * STEP, pair[i]);
-            float *sum = sums + i * TILE;
-            _mm512_store_ps(sum, _mm512_dpbf16_ps(_mm512_load_ps(sum), (__m512bh)pair[i], ones()));
-        }
+        for (int i = 0; i < TILE; i++) _mm512_store_si512(rows + i * STEP, pair[i]);
     }
 }
 
@@ -261,15 +248,26 @@ inline void score(const Keys &all, const Tile16 &tile, int64_t positions, const 
     }
 }
 
-// TILES * 16 dims of O, begun at zero (FRESH) or added to; `size` floats are one tile's. Their sums are independent of each
-// other: four tiles at once keep the unit busy.
-template <int TILES, bool FRESH>
-inline void weigh_dims(const bf16 *weights, const bf16 *values, int64_t steps, int64_t dim, float *o, int64_t size) {
+// A column of ones, as B.
+struct Ones {
+    alignas(64) bf16 tile[B_TILE];
+    constexpr Ones() : tile() {
+        for (int64_t i = 0; i < B_TILE; i++) tile[i] = 0x3f80;
+    }
+};
+constexpr Ones ones;
+
+// TILES * 16 dims of O, and with SUM what the weights sum up to, begun at zero (FRESH) or added to; `size` floats are one
+// tile's. Their sums are independent of each other: four tiles at once keep the unit busy.
+template <int TILES, bool FRESH, bool SUM>
+inline void weigh_dims(const bf16 *weights, const bf16 *values, int64_t steps, int64_t dim, float *o, float *sums,
+                       int64_t size) {
     if (FRESH) {
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
+        _tile_zero(5);
     } else {
         _tile_loadd(0, o, 64);
         _tile_loadd(1, o + size, 64);
@@ -277,6 +275,7 @@ inline void weigh_dims(const bf16 *weights, const bf16 *values, int64_t steps, i
             _tile_loadd(2, o + 2 * size, 64);
             _tile_loadd(3, o + 3 * size, 64);
         }
+        if (SUM) _tile_loadd(5, sums, 64);
     }
     for (int64_t k = 0; k < steps; k++) {
         const bf16 *v = values + k * dim * STEP;
@@ -291,6 +290,10 @@ inline void weigh_dims(const bf16 *weights, const bf16 *values, int64_t steps, i
             _tile_loadd(7, v + 3 * B_TILE, 64);
             _tile_dpbf16ps(3, 4, 7);
         }
+        if (SUM) {
+            _tile_loadd(6, ones.tile, 64);
+            _tile_dpbf16ps(5, 4, 6);
+        }
     }
     _tile_stored(0, o, 64);
     _tile_stored(1, o + size, 64);
@@ -298,27 +301,34 @@ inline void weigh_dims(const bf16 *weights, const bf16 *values, int64_t steps, i
         _tile_stored(2, o + 2 * size, 64);
         _tile_stored(3, o + 3 * size, 64);
     }
+    if (SUM) _tile_stored(5, sums, 64);
 }
 
-// O [dim / 16][queries][16] of one kv head: sums over `steps` groups of 32 positions, begun at zero (FRESH) or added to.
+// O [dim / 16][queries][16] of one kv head and behind it the weights' sums [queries][16], all the same: over `steps`
+// groups of 32 positions, begun at zero (FRESH) or added to.
 template <bool AMX, bool FRESH>
 inline void weigh(const bf16 *weights, const bf16 *values, int64_t queries, int64_t steps, int64_t dim, float *o) {
     const int64_t size = queries * TILE;
-    int64_t d = 0;
-    if (!AMX)
-        for (; d < dim; d += TILE)
+    float *sums = o + queries * dim;
+    if (!AMX) {
+        for (int64_t d = 0; d < dim; d += TILE)
             multiply_avx512<!FRESH>(weights, STEP, B_TILE, values + d / TILE * B_TILE, dim * STEP, steps, queries,
                                     o + d * queries, TILE);
-    for (; d + 4 * TILE <= dim; d += 4 * TILE)
-        weigh_dims<4, FRESH>(weights, values + d / TILE * B_TILE, steps, dim, o + d * queries, size);
-    for (; d < dim; d += 2 * TILE)
-        weigh_dims<2, FRESH>(weights, values + d / TILE * B_TILE, steps, dim, o + d * queries, size);
+        multiply_avx512<!FRESH>(weights, STEP, B_TILE, ones.tile, 0, steps, queries, sums, TILE);
+        return;
+    }
+    if (dim % (4 * TILE)) {
+        weigh_dims<2, FRESH, true>(weights, values, steps, dim, o, sums, size);
+    } else {
+        weigh_dims<4, FRESH, true>(weights, values, steps, dim, o, sums, size);
+    }
+    for (int64_t d = dim % (4 * TILE) ? 2 * TILE : 4 * TILE; d < dim; d += 4 * TILE)
+        weigh_dims<4, FRESH, false>(weights, values + d / TILE * B_TILE, steps, dim, o + d * queries, nullptr, size);
 }
 
-// O / sum of one of `queries`, to its place `to` in packed rows. `o` [dim / 16][queries][16], `sums` [queries][16]. Returns
-// the sum.
-inline float finish_query(const float *o, const float *sums, int64_t queries, int64_t query, int64_t dim, bf16 *to) {
-    const float sum = _mm512_reduce_add_ps(_mm512_load_ps(sums + query * TILE));
+// O / sum of one of `queries`, to its place `to` in packed rows. `o`: as `weigh` left it. Returns the sum.
+inline float finish_query(const float *o, int64_t queries, int64_t query, int64_t dim, bf16 *to) {
+    const float sum = o[queries * dim + query * TILE];
     const __m512 inverse = _mm512_set1_ps(1.0f / sum);
     for (int64_t d = 0; d < dim; d += TILE)
         store_bf16(to + d / STEP * B_TILE + d % STEP, _mm512_mul_ps(_mm512_load_ps(o + d * queries + query * TILE), inverse));
@@ -342,11 +352,11 @@ void attend(const Pool &pool, const Row &row, int64_t kv_head, int64_t heads, in
     const int64_t most = ceil_div(end - from, STEP) * STEP;  // positions, in groups of 32
     const int64_t value_floats = heads * most * dim / 2, query_floats = heads * TILE * dim / 2;
     const int64_t key_floats = INT8 ? value_floats : 0;
-    float *scores = scratch.at_least(most * TILE + most * TILE / 2 + TILE * dim + TILE * TILE + query_floats + value_floats +
+    float *scores = scratch.at_least(most * TILE + most * TILE / 2 + TILE * (dim + TILE) + query_floats + value_floats +
                                      key_floats);
     bf16 *weights = (bf16 *)(scores + most * TILE);
-    float *mixed = scores + most * TILE + most * TILE / 2, *sums = mixed + TILE * dim;
-    bf16 *queries = (bf16 *)(sums + TILE * TILE), *values = queries + 2 * query_floats;
+    float *mixed = scores + most * TILE + most * TILE / 2;
+    bf16 *queries = (bf16 *)(mixed + TILE * (dim + TILE)), *values = queries + 2 * query_floats;
     bf16 *opened = INT8 ? values + 2 * value_floats : nullptr;
     for (int64_t h = 0; INT8 && h < heads; h++)
         open_keys(pool, row, kv_head + h, layer, from, most, end, opened + h * most * dim);
@@ -364,14 +374,14 @@ void attend(const Pool &pool, const Row &row, int64_t kv_head, int64_t heads, in
         if (first == begin)
             for (int64_t h = 0; h < heads; h++)
                 pack_values<INT8>(pool, row, kv_head + h, layer, from, most, end, values + h * most * dim);
-        soften(scores, positions, from, position, attention, weights, sums);
+        soften(scores, positions, from, position, attention, weights);
         if (AMX) configure_tiles(tile.each, tile.each);
         for (int64_t h = 0; h < heads; h++)
             weigh<AMX, true>(weights + h * tile.each * STEP, values + h * most * dim, tile.each, steps, dim,
-                             mixed + h * tile.each * dim);
+                             mixed + h * tile.each * (dim + TILE));
         for (int64_t i = 0; i < tile.queries(); i++) {
             const int64_t before = i / tile.each * tile.each;  // queries of the heads before its own
-            finish_query(mixed + before * dim, sums + before * TILE, tile.each, i - before, dim,
+            finish_query(mixed + before * (dim + TILE), tile.each, i - before, dim,
                          packed_at(out, attention.heads * dim / STEP, row.first_token + tile.token(i), tile.head(i) * dim));
         }
     }

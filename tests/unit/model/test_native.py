@@ -228,6 +228,21 @@ def test_scores_that_are_far_apart_change_no_bit(factor: float, amx: bool, tmp_p
 
 @runs
 @pytest.mark.parametrize("amx", KINDS)
+@pytest.mark.parametrize("bits", [0x7FC0, 0xFFC0])
+@pytest.mark.parametrize("chunk", [70, 1])
+def test_a_key_that_is_not_a_number_is_not_lost(chunk: int, bits: int, amx: bool, checkpoint: Checkpoint) -> None:
+    """Either sign of NaN, in one place of a key that was computed before: whoever sees it knows no token."""
+    run = PagedRun(native_model(checkpoint("llama", **{**WIDE, "head_dim": 64}), amx=amx))
+    sequence = Sequence(TOKENS)
+    run.model.run([run.row(sequence, 80)])
+    layout = run.model.layout
+    pages = run.pool[sequence.table[0]].view(np.uint16).reshape(layout.kv_heads, layout.layers, 2, BLOCK, layout.head_dim)
+    pages[:, 0, 0, 5, 33] = bits
+    assert np.isnan(run.model.run([run.row(sequence, chunk)])[0]).all()
+
+
+@runs
+@pytest.mark.parametrize("amx", KINDS)
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_what_is_told_of_a_position_is_what_a_draw_would_see(
     quantization: Quantization, amx: bool, checkpoint: Checkpoint
