@@ -234,8 +234,8 @@ inline void score(const Keys &all, const Tile16 &tile, int64_t positions, const 
             if (fresh && s + 2 * TILE < positions) all.prefetch(h, s + 2 * TILE);
             if (AMX) {
                 for (int64_t k = 0; k < steps; k++) {
-                    _tile_loadd(6, b + k * B_TILE, 64);
-                    _tile_loadd(4, keys + k * STEP, dim * sizeof(bf16));
+                    tile_load(6, b + k * B_TILE, 64);
+                    tile_load(4, keys + k * STEP, dim * sizeof(bf16));
                     _tile_dpbf16ps(0, 4, 6);
                 }
             } else if (h == 0) {
@@ -269,29 +269,29 @@ inline void weigh_dims(const bf16 *weights, const bf16 *values, int64_t steps, i
         _tile_zero(3);
         _tile_zero(5);
     } else {
-        _tile_loadd(0, o, 64);
-        _tile_loadd(1, o + size, 64);
+        tile_load(0, o, 64);
+        tile_load(1, o + size, 64);
         if (TILES == 4) {
-            _tile_loadd(2, o + 2 * size, 64);
-            _tile_loadd(3, o + 3 * size, 64);
+            tile_load(2, o + 2 * size, 64);
+            tile_load(3, o + 3 * size, 64);
         }
-        if (SUM) _tile_loadd(5, sums, 64);
+        if (SUM) tile_load(5, sums, 64);
     }
     for (int64_t k = 0; k < steps; k++) {
         const bf16 *v = values + k * dim * STEP;
-        _tile_loadd(4, weights + k * B_TILE, 64);
-        _tile_loadd(6, v, 64);
+        tile_load(4, weights + k * B_TILE, 64);
+        tile_load(6, v, 64);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, v + B_TILE, 64);
+        tile_load(7, v + B_TILE, 64);
         _tile_dpbf16ps(1, 4, 7);
         if (TILES == 4) {
-            _tile_loadd(6, v + 2 * B_TILE, 64);
+            tile_load(6, v + 2 * B_TILE, 64);
             _tile_dpbf16ps(2, 4, 6);
-            _tile_loadd(7, v + 3 * B_TILE, 64);
+            tile_load(7, v + 3 * B_TILE, 64);
             _tile_dpbf16ps(3, 4, 7);
         }
         if (SUM) {
-            _tile_loadd(6, ones.tile, 64);
+            tile_load(6, ones.tile, 64);
             _tile_dpbf16ps(5, 4, 6);
         }
     }

@@ -59,10 +59,10 @@ inline void score_group(const bf16 *queries, const bf16 *keys, int64_t dim, floa
     _tile_zero(0);
     _tile_zero(1);
     for (int64_t k = 0; k < steps; k++) {
-        _tile_loadd(4, queries + k * B_TILE, 64);
-        _tile_loadd(6, keys + k * B_TILE, 64);
+        tile_load(4, queries + k * B_TILE, 64);
+        tile_load(6, keys + k * B_TILE, 64);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, next + k * B_TILE, 64);
+        tile_load(7, next + k * B_TILE, 64);
         _tile_dpbf16ps(1, 4, 7);
     }
     _tile_stored(0, scores, STEP * sizeof(float));

@@ -42,6 +42,14 @@ inline void configure_tiles(int64_t first, int64_t second) {
     _tile_loadconfig(&config);
 }
 
+// The intrinsics of gcc 12 do not tell the compiler that memory is read: it might move a store past them.
+#define tile_load_as(instruction, tile, from, stride)                      \
+    asm volatile(#instruction " (%0,%1,1), %%tmm" #tile                    \
+                 :                                                         \
+                 : "r"(from), "r"((int64_t)(stride)), "m"(*(const char(*)[])(from)))
+#define tile_load(tile, from, stride) tile_load_as(tileloadd, tile, from, stride)
+#define tile_load_once(tile, from, stride) tile_load_as(tileloaddt1, tile, from, stride)  // kept in no near cache
+
 // Weights are read once a step, from one end to the other. While `bytes` (a multiple of 256) at `from` are at work, as many
 // of the next 16 kB are fetched: a quarter of them from each quarter, since the hardware reads ahead page by page and
 // several pages at a time are faster than one.
