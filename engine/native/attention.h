@@ -81,13 +81,12 @@ alignas(64) constexpr uint16_t ALTERNATE[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,
 alignas(64) constexpr uint16_t PAIRED[32] = {0,  4,  1,  5,  2,  6,  3,  7,  8,  12, 9,  13, 10, 14, 11, 15,
                                              16, 20, 17, 21, 18, 22, 19, 23, 24, 28, 25, 29, 26, 30, 27, 31};
 
+constexpr int64_t FEW = 128;  // positions whose V is packed and used before the next
 constexpr float HIDDEN = -std::numeric_limits<float>::infinity();
 
-// Scores [position][query] of one tile of queries to weights, as rows of the product with V: per 32 positions
-// [16 queries][32 positions]. `positions` is a multiple of 16; a group's missing half is zero.
-inline void soften(float *scores, int64_t positions, int64_t from, const int32_t *query, const Attention &attention,
-                   bf16 *rows) {
-    const __m512i paired = _mm512_load_si512(PAIRED);
+// Hides from scores [position][query] of one tile what its queries may not see, and returns the shifts of their offsets.
+// `positions` is a multiple of 16.
+inline __m512 shifts_of(float *scores, int64_t positions, int64_t from, const int32_t *query, const Attention &attention) {
     const __m512 hidden = _mm512_set1_ps(HIDDEN);
     const __m512i newest = _mm512_load_si512(query);
     const __m512i oldest = _mm512_sub_epi32(newest, _mm512_set1_epi32((int)attention.window));
@@ -111,8 +110,8 @@ inline void soften(float *scores, int64_t positions, int64_t from, const int32_t
         most[0] = _mm512_max_ps(most[0], score);
         lost |= _mm512_cmp_ps_mask(score, score, _CMP_UNORD_Q);
     }
-    const Exponential weight(attention.scale);
-    __m512 largest = _mm512_max_ps(most[0], most[1]), offset = weight.offset(largest);
+    const __m512 largest = _mm512_max_ps(most[0], most[1]);
+    __m512 offset = Exponential(attention.scale).offset(largest);
     const __mmask16 far = _mm512_cmp_ps_mask(_mm512_abs_ps(offset), _mm512_set1_ps(Exponential::FAR), _CMP_NLT_UQ);
     if (far) {
         for (int64_t s = 0; s < positions * TILE; s += TILE) {
@@ -123,7 +122,33 @@ inline void soften(float *scores, int64_t positions, int64_t from, const int32_t
         offset = _mm512_mask_mov_ps(offset, far, _mm512_setzero_ps());
     }
     const __m512 nan = _mm512_set1_ps(std::numeric_limits<float>::quiet_NaN());
-    const __m512 shift = _mm512_mask_mov_ps(Exponential::shift_of(offset), lost, nan);
+    return _mm512_mask_mov_ps(Exponential::shift_of(offset), lost, nan);
+}
+
+// V is asked for a while before it is used, line by line, between other work.
+struct Soon {
+    const Pool &pool;
+    const Row &row;
+    int64_t kv_head, heads, layer, head, at, end;  // the next line's, counted from kv_head, and where there are no more
+
+    void line() {
+        if (at >= end) return;
+        const char *line = pool.line(row.table, at, kv_head + head, layer, 1);
+        for (int64_t byte = 0; byte < pool.head_dim * pool.item_bytes; byte += 64) _mm_prefetch(line + byte, _MM_HINT_T0);
+        if (++head < heads) return;
+        head = 0;
+        at++;
+    }
+    void lines(int64_t count) {
+        for (int64_t i = 0; i < count; i++) line();
+    }
+};
+
+// Scores [position][query] of one tile of queries to weights, as rows of the product with V: per 32 positions
+// [16 queries][32 positions]. `positions` is a multiple of 16; a group's missing half is zero.
+inline void soften(const float *scores, int64_t positions, __m512 shift, const Attention &attention, Soon &soon, bf16 *rows) {
+    const Exponential weight(attention.scale);
+    const __m512i paired = _mm512_load_si512(PAIRED);
     for (int64_t s = 0; s < positions; s += STEP, rows += B_TILE) {
         __m512i pair[TILE];
         const int pairs = positions - s < STEP ? TILE / 2 : TILE;
@@ -131,6 +156,7 @@ inline void soften(float *scores, int64_t positions, int64_t from, const int32_t
             const float *at = scores + (s + 2 * i) * TILE;
             const __m512i both = weight.operator()<true>(_mm512_load_ps(at), _mm512_load_ps(at + TILE), shift);
             pair[i] = _mm512_permutexvar_epi16(paired, both);
+            soon.lines(soon.heads);
         }
         for (int i = pairs; i < TILE; i++) pair[i] = _mm512_setzero_si512();
         transpose16(pair);
@@ -139,10 +165,10 @@ inline void soften(float *scores, int64_t positions, int64_t from, const int32_t
 }
 
 // V of positions [from, from + positions) as B: per 32 positions [head_dim / 16][16 lines][16 dims][2]. Lines from
-// `end` on were never written and may hold anything: they count as zero.
-template <bool INT8>
+// `end` on were never written and may hold anything: they count as zero. `beside`: a little other work for two positions.
+template <bool INT8, class Beside>
 inline void pack_values(const Pool &pool, const Row &row, int64_t kv_head, int64_t layer, int64_t from, int64_t positions,
-                        int64_t end, bf16 *packed) {
+                        int64_t end, bf16 *packed, Beside &&beside) {
     // Words 0-15 of either line alternate, then words 16-31.
     const __m512i apart = _mm512_set1_epi32(16 << 16), alternate = _mm512_load_si512(ALTERNATE);
     const __m512i low = _mm512_add_epi16(alternate, apart), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
@@ -159,6 +185,7 @@ inline void pack_values(const Pool &pool, const Row &row, int64_t kv_head, int64
             _mm512_store_si512(to + d / TILE * B_TILE, _mm512_permutex2var_epi16(a, low, b));
             _mm512_store_si512(to + (d / TILE + 1) * B_TILE, _mm512_permutex2var_epi16(a, high, b));
         }
+        beside();
     }
 }
 
@@ -186,12 +213,11 @@ struct Keys {
         if (opened) return opened + (h * most + s) * pool.head_dim;
         return (const bf16 *)pool.line(row.table, from + s, kv_head + h, layer, 0);
     }
-    // What is in no cache yet is asked for ahead, V as well.
+    // What is in no cache yet is asked for ahead.
     void prefetch(int64_t h, int64_t s) const {
-        for (int value = 0; value < 2; value++) {
-            const bf16 *lines = (const bf16 *)pool.line(row.table, from + s, kv_head + h, layer, value);
-            for (int64_t i = 0; i < TILE * pool.head_dim; i += STEP) _mm_prefetch((const char *)(lines + i), _MM_HINT_T0);
-        }
+        const char *lines = pool.line(row.table, from + s, kv_head + h, layer, 0);
+        for (int64_t byte = 0; byte < TILE * pool.head_dim * pool.item_bytes; byte += 64)
+            _mm_prefetch(lines + byte, _MM_HINT_T0);
     }
 };
 
@@ -350,14 +376,12 @@ void attend(const Pool &pool, const Row &row, int64_t kv_head, int64_t heads, in
     const int64_t reach = attention.window ? row.start - attention.window + 1 : 0;
     const int64_t from = (reach > 0 ? reach : 0) / STEP * STEP;
     const int64_t most = ceil_div(end - from, STEP) * STEP;  // positions, in groups of 32
-    const int64_t value_floats = heads * most * dim / 2, query_floats = heads * TILE * dim / 2;
-    const int64_t key_floats = INT8 ? value_floats : 0;
-    float *scores = scratch.at_least(most * TILE + most * TILE / 2 + TILE * (dim + TILE) + query_floats + value_floats +
+    const int64_t query_floats = heads * TILE * dim / 2, key_floats = INT8 ? heads * most * dim / 2 : 0;
+    float *scores = scratch.at_least(most * TILE + FEW * TILE / 2 + TILE * (dim + TILE) + query_floats + FEW * dim / 2 +
                                      key_floats);
-    bf16 *weights = (bf16 *)(scores + most * TILE);
-    float *mixed = scores + most * TILE + most * TILE / 2;
-    bf16 *queries = (bf16 *)(mixed + TILE * (dim + TILE)), *values = queries + 2 * query_floats;
-    bf16 *opened = INT8 ? values + 2 * value_floats : nullptr;
+    bf16 *weights = (bf16 *)(scores + most * TILE), *values = weights + FEW * TILE, *queries = values + FEW * dim;
+    float *mixed = (float *)(queries + 2 * query_floats);
+    bf16 *opened = INT8 ? (bf16 *)(mixed + TILE * (dim + TILE)) : nullptr;
     for (int64_t h = 0; INT8 && h < heads; h++)
         open_keys(pool, row, kv_head + h, layer, from, most, end, opened + h * most * dim);
     const Keys keys = {pool, row, kv_head, layer, from, opened, most};
@@ -368,17 +392,22 @@ void attend(const Pool &pool, const Row &row, int64_t kv_head, int64_t heads, in
         for (int64_t i = 0; i < TILE; i++)
             position[i] = (int32_t)(row.start + tile.token(i < tile.queries() ? i : tile.each - 1));
         const int64_t last = row.start + tile.token(tile.each - 1);  // what follows it none of these may see
-        const int64_t positions = ((last - from) / TILE + 1) * TILE, steps = ceil_div(positions, STEP);
+        const int64_t positions = ((last - from) / TILE + 1) * TILE;
         pack_queries(q, row, tile, attention.heads, dim, queries);
         score<AMX>(keys, tile, positions, queries, first == begin && !INT8, scores);
-        if (first == begin)
-            for (int64_t h = 0; h < heads; h++)
-                pack_values<INT8>(pool, row, kv_head + h, layer, from, most, end, values + h * most * dim);
-        soften(scores, positions, from, position, attention, weights);
+        const __m512 shift = shifts_of(scores, positions, from, position, attention);
+        Soon soon = {pool, row, kv_head, heads, layer, 0, from, from + positions < end ? from + positions : end};
+        soon.lines(FEW * heads);
         if (AMX) configure_tiles(tile.each, tile.each);
-        for (int64_t h = 0; h < heads; h++)
-            weigh<AMX, true>(weights + h * tile.each * STEP, values + h * most * dim, tile.each, steps, dim,
-                             mixed + h * tile.each * (dim + TILE));
+        for (int64_t s = 0; s < positions; s += FEW) {
+            const int64_t some = positions - s < FEW ? positions - s : FEW, steps = ceil_div(some, STEP);
+            soften(scores + s * TILE, some, shift, attention, soon, weights);
+            for (int64_t h = 0; h < heads; h++) {
+                pack_values<INT8>(pool, row, kv_head + h, layer, from + s, steps * STEP, end, values, [&] { soon.line(); });
+                const auto add = s == 0 ? weigh<AMX, true> : weigh<AMX, false>;
+                add(weights + h * tile.each * STEP, values, tile.each, steps, dim, mixed + h * tile.each * (dim + TILE));
+            }
+        }
         for (int64_t i = 0; i < tile.queries(); i++) {
             const int64_t before = i / tile.each * tile.each;  // queries of the heads before its own
             finish_query(mixed + before * (dim + TILE), tile.each, i - before, dim,

@@ -120,7 +120,7 @@ void attend_many(const Pool &pool, const Row &row, int64_t kv_head, int64_t laye
     int32_t *position = (int32_t *)(shifts + padded);  // of a query; what fills the last tile repeats the last one
     int32_t *far = position + padded;                  // tiles whose scores may be too far apart
     const float longest = pack_keys<INT8>(pool, row, kv_head, layer, from, most, end, keys);
-    pack_values<INT8>(pool, row, kv_head, layer, from, most, end, values);
+    pack_values<INT8>(pool, row, kv_head, layer, from, most, end, values, [] {});
 
     const Exponential weight(attention.scale);
     __m512i squares = _mm512_setzero_si512();  // no query of the tile is longer than the root of their sum
