@@ -98,11 +98,15 @@ class HttpClient:
         """A plain GET. Raises OSError when nobody listens."""
         return parse_answer(await self._send(f"GET {path} HTTP/1.1\r\nhost: {self._host}\r\n\r\n".encode()))
 
+    async def post(self, path: str, body: bytes) -> Answer:
+        """A JSON body, and its answer in one piece. Raises OSError, TimeoutError."""
+        head = f"POST {path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
+        return parse_answer(await self._send(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body))
+
     async def complete(self, prompt: str, max_tokens: int) -> Answer:
         """One completion in one piece. Raises OSError, TimeoutError."""
         body = orjson.dumps({"model": self._label, "prompt": prompt, "max_tokens": max_tokens})
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
-        return parse_answer(await self._send(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body))
+        return await self.post("/v1/completions", body)
 
     async def stream(self, ask: Ask) -> Timeline:
         """One streamed completion, greedy, of exactly `max_tokens` tokens. Never raises for what the server does."""

@@ -5,17 +5,16 @@ speak to the inside from outside; fields of the API that are not built yet are r
 unknown ones are ignored, as OpenAI does. No message here quotes a value of the body (FAULTS O08).
 """
 
-from collections.abc import Set
 from dataclasses import replace
 from typing import Annotated, Self
 
-import orjson
 from pydantic import BeforeValidator, FailFast, Field, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from cluster.core.errors import InvalidRequest
 from router.front.ask import Ask, Prompt, Spelling, TextPrompt, TokenPrompt
 from router.front.chat_bodies import MAX_TOOLS, Body, ChatMessage, ToolBody, ToolChoice, chat_prompt, tool_use
+from router.front.json_body import json_object
 from router.front.rules_body import RulesBody
 from router.front.tools.schema import demanded
 from router.front.tools.types import ToolUse
@@ -23,7 +22,6 @@ from router.front.unsupported import refuse_unsupported
 from router.requests import Grammar
 
 MAX_PROMPTS = 256
-MAX_DEPTH = 200
 """Of objects and lists within each other. What reads a schema or a template's variables later goes into them by calls
 of itself, and a call too many would be our error, not the client's."""
 
@@ -217,31 +215,6 @@ def _completion_prompt(value: object, param: str) -> TextPrompt | TokenPrompt:
     if not all(type(item) is int for item in value):
         raise InvalidRequest("prompt: token ids must be integers", param=param)
     return TokenPrompt(tuple(value))
-
-
-def json_object(raw: bytes, known: Set[str]) -> dict[str, object]:
-    """A body's fields, of which those that are `known` are looked into. Raises InvalidRequest."""
-    try:
-        value = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        message = f"the body is no valid JSON in UTF-8: {error.msg} at line {error.lineno}, column {error.colno}"
-        raise InvalidRequest(message, code="invalid_json") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest("the body must be a JSON object", code="invalid_json")
-    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH:  # those in texts count too: it may be less deep
-        for name in known & value.keys():
-            if _is_deeper(value[name], MAX_DEPTH):
-                raise InvalidRequest(f"{name} has more than {MAX_DEPTH} objects or lists within each other", param=name)
-    return value
-
-
-def _is_deeper(value: object, depth: int) -> bool:
-    """Whether more than so many objects and lists lie within each other."""
-    level: list[object] = [value]
-    for _ in range(depth):
-        insides = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
-        level = [inside for values in insides for inside in values if isinstance(inside, dict | list)]
-    return bool(level)
 
 
 def named(error: ValidationError) -> InvalidRequest:

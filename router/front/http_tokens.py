@@ -4,8 +4,10 @@
 the chat template); `/detokenize` takes `tokens`. Special tokens are written by name there.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Self
+from functools import partial
+from typing import Annotated, Self, TypeVar
 
 import orjson
 from pydantic import BeforeValidator, FailFast, Field, ValidationError
@@ -14,15 +16,17 @@ from starlette.types import Receive, Scope, Send
 from cluster.core.errors import InvalidRequest, Unavailable
 from router.front import bounds
 from router.front.ask import TextPrompt
-from router.front.bodies import json_object, named, null_is_empty
+from router.front.bodies import named, null_is_empty
 from router.front.chat_bodies import MAX_TOOLS, Body, ChatMessage, ToolBody, chat_prompt
-from router.front.door import FrontDoor
+from router.front.door import INLINE_CHARACTERS, FrontDoor
 from router.front.http_body import WhileConnected, read_json
 from router.front.http_inference import Reply, public_id_of, telling
+from router.front.json_body import json_object
 from router.front.messages import ChatPrompt
 from router.front.openai_shapes import Json
 
-_MOST_IDS = 1_000_000
+MOST_IDS = 1 << 18
+T = TypeVar("T")
 _NO_LIMIT = 1 << 40  # of tokens: the size of bodies is limited
 
 
@@ -52,7 +56,7 @@ class TokenizeBody(_TokensBody):
 
 
 class DetokenizeBody(_TokensBody):
-    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], FailFast()]
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], FailFast(), Field(max_length=MOST_IDS)]
 
 
 class TokensEndpoint:
@@ -85,7 +89,8 @@ async def tokenize(front: FrontDoor, raw: bytes) -> Json:
         longest = None
     answer: Json = {"count": len(ids), "max_model_len": longest, "tokens": ids}
     if body.return_token_strs:
-        answer["token_strs"] = [front.text.tokenizer.label(token) for token in ids]
+        label = front.text.tokenizer.label
+        answer["token_strs"] = await beside(len(ids), lambda: [label(token) for token in ids])
     return answer
 
 
@@ -93,9 +98,12 @@ async def detokenize(front: FrontDoor, raw: bytes) -> Json:
     """The text of ids. Raises InvalidRequest, ModelNotFound."""
     body = DetokenizeBody.parse(raw)
     bounds.check_model(front.model_name if body.model is None else body.model, front.model_name)
-    if len(body.tokens) > _MOST_IDS:
-        raise InvalidRequest(f"tokens: at most {_MOST_IDS} ids are taken at once", param="tokens")
-    return {"prompt": front.text.text_of(body.tokens, special=True)}
+    return {"prompt": await beside(len(body.tokens), partial(front.text.text_of, body.tokens, special=True))}
+
+
+async def beside(size: int, work: Callable[[], T]) -> T:
+    """Do it, in a thread where there is much of it: streams wait for the event loop."""
+    return work() if size <= INLINE_CHARACTERS else await asyncio.to_thread(work)
 
 
 def _prompt(body: TokenizeBody) -> TextPrompt | ChatPrompt:

@@ -6,8 +6,9 @@ import pytest
 
 from cluster.core.errors import InvalidRequest
 from router.front.ask import TextPrompt
-from router.front.bodies import MAX_DEPTH, ChatBody, CompletionBody
+from router.front.bodies import ChatBody, CompletionBody
 from router.front.http_tokens import TokenizeBody
+from router.front.json_body import MAX_DEPTH
 
 
 def within_each_other(depth: int) -> bytes:
