@@ -48,11 +48,11 @@ inline void panel_product(const bf16 *x, int64_t rows, const bf16 *panel, int64_
     const int64_t stride = c_row * sizeof(float);
     float *c1 = c + TILE * c_row;
     if (ADD) {
-        _tile_loadd(0, c, stride);
-        _tile_loadd(1, c + TILE, stride);
+        tile_load(0, c, stride);
+        tile_load(1, c + TILE, stride);
         if (two) {
-            _tile_loadd(2, c1, stride);
-            _tile_loadd(3, c1 + TILE, stride);
+            tile_load(2, c1, stride);
+            tile_load(3, c1 + TILE, stride);
         }
     } else {
         _tile_zero(0);
@@ -64,17 +64,17 @@ inline void panel_product(const bf16 *x, int64_t rows, const bf16 *panel, int64_
         const bf16 *b = panel + k * 2 * B_TILE;
         if (prefetch) {
             fetch_ahead(b, 2 * B_TILE * sizeof(bf16));
-            _tile_loadd(6, b, 64);
-            _tile_loadd(7, b + B_TILE, 64);
+            tile_load(6, b, 64);
+            tile_load(7, b + B_TILE, 64);
         } else {  // x, which panel after panel uses, stays in the first-level cache; there is no room for both
-            _tile_stream_loadd(6, b, 64);
-            _tile_stream_loadd(7, b + B_TILE, 64);
+            tile_load_once(6, b, 64);
+            tile_load_once(7, b + B_TILE, 64);
         }
-        _tile_loadd(4, x + k * B_TILE, 64);
+        tile_load(4, x + k * B_TILE, 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         if (two) {
-            _tile_loadd(5, x1 + k * B_TILE, 64);
+            tile_load(5, x1 + k * B_TILE, 64);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }

@@ -120,9 +120,9 @@ inline void quantised_product(const Linear &w, int64_t panel, const QuantisedRow
         if (AMX) {
             _tile_zero(0);
             _tile_zero(1);
-            _tile_loadd(6, b0, 64);
-            _tile_loadd(7, b1, 64);
-            _tile_loadd(4, x0 + g * Q_TILE, GROUP);
+            tile_load(6, b0, 64);
+            tile_load(7, b1, 64);
+            tile_load(4, x0 + g * Q_TILE, GROUP);
             _tile_dpbssd(0, 4, 6);
             _tile_dpbssd(1, 4, 7);
             _tile_stored(0, s, PANEL * 4);
@@ -130,7 +130,7 @@ inline void quantised_product(const Linear &w, int64_t panel, const QuantisedRow
             if (rows > TILE) {
                 _tile_zero(2);
                 _tile_zero(3);
-                _tile_loadd(5, x1 + g * Q_TILE, GROUP);
+                tile_load(5, x1 + g * Q_TILE, GROUP);
                 _tile_dpbssd(2, 5, 6);
                 _tile_dpbssd(3, 5, 7);
                 _tile_stored(2, s + TILE * PANEL, PANEL * 4);
