@@ -236,7 +236,8 @@ def test_a_key_that_is_not_a_number_is_not_lost(chunk: int, bits: int, amx: bool
     sequence = Sequence(TOKENS)
     run.model.run([run.row(sequence, 80)])
     layout = run.model.layout
-    pages = run.pool[sequence.table[0]].view(np.uint16).reshape(layout.kv_heads, layout.layers, 2, BLOCK, layout.head_dim)
+    shape = (layout.kv_heads, layout.layers, 2, BLOCK, layout.head_dim)
+    pages = run.pool[sequence.table[0]].view(np.uint16).reshape(shape)
     pages[:, 0, 0, 5, 33] = bits
     assert np.isnan(run.model.run([run.row(sequence, chunk)])[0]).all()
 
