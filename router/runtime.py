@@ -116,8 +116,15 @@ class RunningRequest:
 
     def push(self, event: TokenEvent) -> bool:
         """Hand an event to the client, or keep it. Returns False when it holds too many already."""
-        if self._take is not None and event.end is None and self._awaited and self._taken(self._take, event):
-            return True
+        take, news = self._take, self._news
+        if take is not None and event.end is None and news is not None and not news.done():
+            # Somebody waits for news and has been told of none, so nothing waits here.
+            try:
+                if take(event):
+                    return True
+            except Exception as error:  # this request's alone, and raised where its events are read (I8)
+                self.finish(error)
+                return True
         self._waiting.setdefault(event.index, []).append(event)
         self._held += len(event.ids)
         self._tell()
@@ -133,19 +140,6 @@ class RunningRequest:
         if not self._ended:
             self._ended, self._error = True, error
             self._tell()
-
-    @property
-    def _awaited(self) -> bool:
-        """Whether somebody waits for news, and has been told of none: then nothing waits here either."""
-        return self._news is not None and not self._news.done()
-
-    def _taken(self, take: Callable[[TokenEvent], bool], event: TokenEvent) -> bool:
-        """Whether `take` took it. Its errors are this request's alone, and raised where its events are read (I8)."""
-        try:
-            return take(event)
-        except Exception as error:
-            self.finish(error)
-            return True
 
     def _tell(self) -> None:
         if self._news is not None and not self._news.done():
@@ -304,13 +298,13 @@ class RouterRuntime:
 
     def _carry_out(self, effect: Effect) -> list[Effect]:
         match effect:
-            case SendSession(address, message):
-                self._sessions[address].send(message)
-            case Deliver(request_id, event):
+            case Deliver(request_id, event):  # first: there are far more of these than of all others
                 running = self._running.get(request_id)
                 if running is not None and not running.push(event):
                     error = RequestFailed(f"the client left more than {MAX_HELD_IDS} tokens unread")
                     return self._core.abort(request_id, error, self._clock.now())
+            case SendSession(address, message):
+                self._sessions[address].send(message)
             case DeliverScores(request_id, scores):
                 if (asking := self._running.get(request_id)) is not None:
                     asking.hear(scores)

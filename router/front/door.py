@@ -138,12 +138,12 @@ class Generation:
         if not 0 <= event.index < len(self._samples):
             raise RequestFailed(f"an answer came for sample {event.index}, which was not asked for")
         sample = self._samples[event.index]
-        ended_before = sample.finish is not None
-        if event.ids and not ended_before:
+        if sample.finish is not None:
+            sample.feed(event.ids)  # which only counts them
+            return None
+        if event.ids:
             self._call.tokens(self._first + event.index)
         delta = sample.feed(event.ids, event.logprobs, event.end)
-        if ended_before:
-            return None
         if delta.finish is not None:
             self._unfinished -= 1
             if event.end is None:

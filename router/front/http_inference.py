@@ -54,7 +54,7 @@ class Shape(Protocol):
 
     def prompt(self, part: PromptPart) -> None: ...
 
-    def chunks(self, delta: Delta) -> list[Json]: ...
+    def events(self, delta: Delta) -> bytes: ...
 
     def usage_chunk(self, usage: Usage) -> Json: ...
 
@@ -67,7 +67,7 @@ class Reply:
     def __init__(self, send: Send, public_id: str, *, traced: bool = False, pieces: Pieces | None = None) -> None:
         """`pieces`: the server's way to write without waiting, where it has one."""
         self._send = send
-        self._pieces = pieces
+        self.pieces = pieces
         self.public_id = public_id
         self.traced = traced
         self.started = False
@@ -91,15 +91,6 @@ class Reply:
 
     async def write(self, body: bytes, *, more: bool) -> None:
         await self._guarded({"type": "http.response.body", "body": body, "more_body": more})
-
-    def ready(self) -> bool:
-        """Whether `push` may be used now."""
-        return self._pieces is not None and self._pieces.ready()
-
-    def push(self, body: bytes) -> None:
-        """More of the body, without waiting for anything. Only while it is ready, and not nothing."""
-        assert self._pieces is not None
-        self._pieces.write(body)
 
     async def still_here(self) -> None:
         """A sign of life, once it has begun."""
@@ -216,7 +207,7 @@ async def telling(reply: Reply, serving: Awaitable[None]) -> None:
 
 
 class _EventStream:
-    """An answer as server-sent events. Implements Taker for all but the first one, where the server lets it."""
+    """An answer as server-sent events."""
 
     def __init__(self, answer: Answer, shape: Shape, reply: Reply, receipt: Receipt, keep_alive_s: float) -> None:
         self._answer = answer
@@ -227,7 +218,8 @@ class _EventStream:
 
     async def run(self) -> None:
         async with self._alive:
-            self._answer.offer(self)
+            if self._reply.pieces is not None:
+                self._answer.offer(_EventTaker(self._reply.pieces, self._shape, self._receipt, self._alive))
             async for delta in self._answer:
                 if isinstance(delta, PromptPart):
                     self._shape.prompt(delta)
@@ -240,22 +232,33 @@ class _EventStream:
         if not self._reply.started:
             await self._reply.start(200, {**sse.HEADERS, **trace_headers(self._answer.trace)})
         self._receipt.hold(delta)
-        if events := b"".join(map(sse.event, self._shape.chunks(delta))):
+        if events := self._shape.events(delta):
             await self._reply.write(events, more=True)
             self._receipt.handed(delta.index)
             self._alive.wrote()
 
+
+class _EventTaker:
+    """Implements Taker for all but the head of a stream, which the server writes."""
+
+    def __init__(self, pieces: Pieces, shape: Shape, receipt: Receipt, alive: KeepAlive) -> None:
+        self._pieces = pieces
+        self._shape = shape
+        self._receipt = receipt
+        self._alive = alive
+
     def ready(self) -> bool:
-        """See Taker."""
-        return self._alive.saying is None and self._reply.ready()
+        """See Taker. What is just being said goes first."""
+        return self._alive.saying is None and self._pieces.ready()
 
     def take(self, delta: Delta) -> None:
         """See Taker."""
-        self._receipt.hold(delta)
-        if events := b"".join(map(sse.event, self._shape.chunks(delta))):
-            self._reply.push(events)
-            self._receipt.handed(delta.index)
+        if events := self._shape.events(delta):
+            self._pieces.write(events)
+            self._receipt.give(delta)
             self._alive.wrote()
+        else:
+            self._receipt.hold(delta)
 
 
 class _Gathering:
