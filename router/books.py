@@ -86,6 +86,7 @@ class Books:
     def computed(self, attempt: Attempt) -> None:
         """The prompt is computed, wherever that was: nothing of it is queued any more."""
         self._end_prefill(attempt)
+        attempt.computed = True
         decode = self.workers.by_address[attempt.address]
         decode.computed(decode.bookings[attempt.id])
 
@@ -173,7 +174,7 @@ class Books:
 
     def _book_prefill(self, attempt: Attempt, address: str, tokens: int, now: float) -> None:
         self.workers.by_address[address].bookings[attempt.id] = Booking(tokens, 0, 0, at=now)
-        attempt.booked_prefill = address
+        attempt.booked_prefill, attempt.computed = address, False
 
     def _end_prefill(self, attempt: Attempt) -> int:
         """Nobody computes the prompt any more, or decode itself. Returns the positions that were booked."""

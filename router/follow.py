@@ -60,6 +60,7 @@ class Attempt:
     record: AttemptRecord
     accepted: bool = False
     handed_off: bool = False
+    computed: bool = False  # its prompt: nothing of that is booked any more
     booked_prefill: str | None = None  # address
 
 
@@ -101,6 +102,7 @@ class Follow:
         self.arrived = now
         self.phase = Phase.WAITING
         self.samples = [Sample() for _ in range(request.n)]
+        self.written = 0  # tokens delivered so far, of all samples
         self.next_scored = 1  # the prompt's next token whose log-probability is wanted, if any are
         self.attempt: Attempt | None = None
         self.tries = Tries(waiting_since=now)
@@ -123,11 +125,6 @@ class Follow:
     def begun(self) -> bool:
         """Whether anything was delivered that other weights would contradict."""
         return any(sample.emitted for sample in self.samples) or self.next_scored > 1
-
-    @property
-    def written(self) -> int:
-        """Tokens delivered so far, of all samples."""
-        return sum([len(sample.emitted) for sample in self.samples])
 
     @property
     def got(self) -> int:
@@ -284,24 +281,22 @@ class Follow:
         if sample.finished:
             return None
         known = len(sample.emitted) - offset
-        if offset < 0 or known < 0:
-            raise ProtocolBreach(f"tokens {len(sample.emitted)}..{offset} of sample {index} are missing")
-        if known and list(ids[:known]) != sample.emitted[offset : offset + len(ids)]:
-            raise ProtocolBreach(f"sample {index} contradicts delivered tokens from {offset}")
-        if not self.scored:
+        if known:
+            _check_known(index, sample, offset, ids, end)
+        if self.request.prompt_logprobs is not None and not self.scored:
             raise ProtocolBreach(f"sample {index} before the log-probability of the prompt's {self.next_scored}.")
-        if end and len(ids) < known:
-            raise ProtocolBreach(f"sample {index} ends before delivered tokens")
         if logprobs and len(logprobs) != len(ids):
             raise ProtocolBreach(f"{len(logprobs)} logprobs for {len(ids)} tokens")
         if offset + len(ids) > self.request.max_tokens:
             raise ProtocolBreach(f"more than {self.request.max_tokens} tokens")
-        new = ids[known:]
-        if not new and not end:
-            return None
+        new = ids[known:] if known else ids
         if new:
-            self._first_token(now)
-        sample.emitted.extend(new)
+            if self.attempt is None or self.attempt.record.first_token_ms is None:
+                self._first_token(now)
+            sample.emitted.extend(new)
+            self.written += len(new)
+        elif not end:
+            return None
         if end:
             self.sample_ended(sample, now)
         drawn = tuple(_logprob(entry) for entry in logprobs[known:]) if logprobs else ()
@@ -326,8 +321,6 @@ class Follow:
     def _first_token(self, now: float) -> None:
         """Of the attempt, and perhaps of the request: `prefill` is told by the hand-off, where there is one."""
         record = self._running().record
-        if record.first_token_ms is not None:
-            return
         record.first_token_ms = self.record.since(now)
         timings = self.trace.timings_ms
         timings.setdefault("ttft", record.first_token_ms)
@@ -371,6 +364,17 @@ class Follow:
     def _must_be(self, phase: Phase) -> None:
         if self.phase is not phase:
             raise RuntimeError(f"request {self.request.request_id} is {self.phase.value}, not {phase.value}")
+
+
+def _check_known(index: int, sample: Sample, offset: int, ids: tuple[int, ...], end: str) -> None:
+    """A run that does not begin where the last one ended. Raises ProtocolBreach where both cannot be true."""
+    known = len(sample.emitted) - offset
+    if offset < 0 or known < 0:
+        raise ProtocolBreach(f"tokens {len(sample.emitted)}..{offset} of sample {index} are missing")
+    if list(ids[:known]) != sample.emitted[offset : offset + len(ids)]:
+        raise ProtocolBreach(f"sample {index} contradicts delivered tokens from {offset}")
+    if end and len(ids) < known:
+        raise ProtocolBreach(f"sample {index} ends before delivered tokens")
 
 
 def _logprob(entry: ToldLogprob) -> TokenLogprob:

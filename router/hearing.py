@@ -108,18 +108,20 @@ class Hearing:
         if found is None:
             return False
         follow, attempt = found
-        self._accepted(worker, follow, attempt, now)
-        self._books.computed(attempt)  # a first token came
+        if not attempt.computed:  # a first token came
+            self._accepted(worker, follow, attempt, now)
+            self._books.computed(attempt)
         catching_up = follow.entry.returning and attempt.record.first_token_ms is None
         try:
             event = follow.take(run, now)
         except ProtocolBreach as breach:
             self._breach(worker, follow, attempt, breach, now)
             return True
-        if event is not None:
-            self._written(follow, event, now)
-            self._endings.effects.append(Deliver(follow.request.request_id, event))
-        if follow.complete:
+        if event is None:
+            return False
+        self._written(follow, event, now)
+        self._endings.effects.append(Deliver(follow.request.request_id, event))
+        if event.end is not None and follow.complete:
             self._endings.finish(follow, None, now)
             return True
         return catching_up and attempt.record.first_token_ms is not None
@@ -154,7 +156,7 @@ class Hearing:
             self._endings.runs(follow, now)
         queue, request, written = self._books.queue, follow.request, follow.written
         queue.written(follow.entry, written)
-        if follow.tries.number == 1 and written == len(event.ids) > 0 and follow.attempt is not None:
+        if written == len(event.ids) > 0 and follow.tries.number == 1 and follow.attempt is not None:
             queue.answers.first_token(len(request.prompt), now - follow.attempt.submitted)
         if event.end is not None and request.max_tokens:
             queue.answers.answered(len(follow.samples[event.index].emitted))

@@ -4,7 +4,7 @@ The front door (HTTP, gRPC) parses, tokenises and turns token ids into text. The
 request over all its attempts and yields token ids. Neither knows the other's insides.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
@@ -130,6 +130,13 @@ class Running(Protocol):
 
         With `prompt_logprobs` first those of the prompt, from position 1 to its end, each exactly once.
         Raises the HeadraceError that ended the request instead.
+        """
+
+    def offer(self, take: Callable[[TokenEvent], bool]) -> None:
+        """While somebody waits for the next event, it is offered to `take` first, at once, without a task to wake.
+
+        What is taken (True) is not among `events`; the last event of a sample, as its worker tells it, is not offered.
+        An exception of `take` is raised by `events`.
         """
 
     def stop(self, index: int) -> None:

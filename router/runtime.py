@@ -12,7 +12,7 @@ Everything runs on one event loop. Every input goes core first, effects second, 
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
@@ -54,8 +54,9 @@ MAX_HELD_IDS = 65_536  # undelivered token ids of one client
 class RunningRequest:
     """A request as its client sees it: admitted when it is entered, cancelled, if it still runs, when it is left.
 
-    Events wait here, so that no stream ever waits for a client. What waits for a client that lags is one event for
-    each sample, however many tokens it brings. (No generators: asyncio keeps a list of all that run, at a price.)
+    Who waits for the next event may have it taken in the pass that brings it (`offer`). All others wait here, so that
+    no stream ever waits for a client. What waits for a client that lags is one event for each sample, however many
+    tokens it brings. (No generators: asyncio keeps a list of all that run, at a price.)
     """
 
     def __init__(self, runtime: "RouterRuntime", request: Request) -> None:
@@ -66,14 +67,16 @@ class RunningRequest:
         self._waiting: dict[int, list[TokenEvent]] = {}
         self._held = 0
         self._ended = False
-        self._error: HeadraceError | None = None
-        self._news: asyncio.Future[None] | None = None  # somebody waits for it
+        self._error: Exception | None = None
+        self._news: asyncio.Future[None] | None = None  # somebody waits for it, once it is done no longer
+        self._take: Callable[[TokenEvent], bool] | None = None
 
     async def __aenter__(self) -> Self:
         self._runtime.admit(self, self._request)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._take = None  # it may hold what holds this
         self._runtime.leave(self._request.request_id)
 
     def events(self) -> AsyncIterator[TokenEvent | Scores]:
@@ -101,6 +104,10 @@ class RunningRequest:
             self._news = asyncio.get_running_loop().create_future()
             await self._news
 
+    def offer(self, take: Callable[[TokenEvent], bool]) -> None:
+        """See router.requests.Running."""
+        self._take = take
+
     def stop(self, index: int) -> None:
         """See router.requests.Running. Raises IndexError when there is no such sample."""
         if not 0 <= index < self._request.n:
@@ -108,7 +115,16 @@ class RunningRequest:
         self._runtime.stop(self._request.request_id, index)
 
     def push(self, event: TokenEvent) -> bool:
-        """Keep an event for the client. Returns False when it holds too many already."""
+        """Hand an event to the client, or keep it. Returns False when it holds too many already."""
+        take, news = self._take, self._news
+        if take is not None and event.end is None and news is not None and not news.done():
+            # Somebody waits for news and has been told of none, so nothing waits here.
+            try:
+                if take(event):
+                    return True
+            except Exception as error:  # this request's alone, and raised where its events are read (I8)
+                self.finish(error)
+                return True
         self._waiting.setdefault(event.index, []).append(event)
         self._held += len(event.ids)
         self._tell()
@@ -119,7 +135,7 @@ class RunningRequest:
         self._scores.append(scores)
         self._tell()
 
-    def finish(self, error: HeadraceError | None) -> None:
+    def finish(self, error: Exception | None) -> None:
         """The terminal outcome: the first one counts."""
         if not self._ended:
             self._ended, self._error = True, error
@@ -171,6 +187,8 @@ class RouterRuntime:
         self._watches: dict[str, WatchClient] = {}
         self._sessions: dict[str, SessionClient] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._effects: deque[Effect] = deque()
+        self._applying = False
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
         self._own_errors = _OwnErrors(self._on_failure)
@@ -266,19 +284,27 @@ class RouterRuntime:
     # ---- effects
 
     def _apply(self, effects: list[Effect]) -> None:
-        pending = deque(effects)
-        while pending:
-            pending.extend(self._carry_out(pending.popleft()))
+        """In the order they were decided: what is asked for while one is carried out comes after those before it."""
+        self._effects.extend(effects)
+        if self._applying:
+            return
+        self._applying = True
+        try:
+            while self._effects:
+                self._effects.extend(self._carry_out(self._effects.popleft()))
+        finally:
+            self._applying = False
+            self._effects.clear()  # an error of our own is in the way: this life ends
 
     def _carry_out(self, effect: Effect) -> list[Effect]:
         match effect:
-            case SendSession(address, message):
-                self._sessions[address].send(message)
-            case Deliver(request_id, event):
+            case Deliver(request_id, event):  # first: there are far more of these than of all others
                 running = self._running.get(request_id)
                 if running is not None and not running.push(event):
                     error = RequestFailed(f"the client left more than {MAX_HELD_IDS} tokens unread")
                     return self._core.abort(request_id, error, self._clock.now())
+            case SendSession(address, message):
+                self._sessions[address].send(message)
             case DeliverScores(request_id, scores):
                 if (asking := self._running.get(request_id)) is not None:
                     asking.hear(scores)

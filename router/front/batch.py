@@ -14,7 +14,7 @@ from typing import Protocol
 from cluster.core.errors import DeadlineExceeded, InvalidRequest
 from router.front.ask import Ask
 from router.front.bounds import check_scored
-from router.front.door import FrontDoor, Generation
+from router.front.door import FrontDoor, Generation, Taker
 from router.front.metrics import Call
 from router.front.prompt_scores import PromptPart
 from router.front.text import Delta
@@ -36,6 +36,9 @@ class Answer(Protocol):
     def trace(self) -> Trace: ...
 
     def __aiter__(self) -> AsyncIterator[Delta | PromptPart]: ...
+
+    def offer(self, taker: Taker) -> None:
+        """While the next delta is waited for, `taker` may get it at once, and then it is none of those iterated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,9 @@ class _Batch:
 
     def __aiter__(self) -> AsyncIterator[Delta | PromptPart]:
         return self._deltas
+
+    def offer(self, taker: Taker) -> None:
+        """Nothing: what one part brings could overtake what is just being written of it."""
 
     async def stop(self) -> None:
         """Read no more."""

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from cluster.core.clock import Clock
 from cluster.core.config import RouterSettings
@@ -45,6 +45,16 @@ INLINE_CHARACTERS = 1024
 # How much later than the dispatcher the front door gives up by itself.
 DEADLINE_GRACE_S = 1.0
 _DRAINING = "this router is about to leave; another one takes the request"
+
+
+class Taker(Protocol):
+    """Takes deltas in the very pass that brings their tokens, while that needs no waiting."""
+
+    def ready(self) -> bool:
+        """Whether it can take one now."""
+
+    def take(self, delta: Delta) -> None:
+        """The next one; only while it is ready."""
 
 
 class Generation:
@@ -97,6 +107,8 @@ class Generation:
             try:
                 event = await anext(self._events)
             except StopAsyncIteration:
+                if not self._unfinished:  # the last delta was taken by another way
+                    raise
                 raise RequestFailed("the answer broke off before its end") from None
             if isinstance(event, Scores):
                 return PromptPart(self._first, event.start, self.request.prompt[event.start : event.end], event)
@@ -104,6 +116,18 @@ class Generation:
             if delta is not None:
                 return delta
         raise StopAsyncIteration
+
+    def offer(self, taker: Taker) -> None:
+        """Deltas go to `taker` where it is ready and this is being waited for; the others, and the end, as ever."""
+
+        def take(event: TokenEvent) -> bool:
+            if not taker.ready():
+                return False
+            if (delta := self._feed(event)) is not None:
+                taker.take(delta)
+            return True
+
+        self._running.offer(take)
 
     async def close(self) -> None:
         if isinstance(self._events, AsyncGenerator):
@@ -114,12 +138,12 @@ class Generation:
         if not 0 <= event.index < len(self._samples):
             raise RequestFailed(f"an answer came for sample {event.index}, which was not asked for")
         sample = self._samples[event.index]
-        ended_before = sample.finish is not None
-        if event.ids and not ended_before:
+        if sample.finish is not None:
+            sample.feed(event.ids)  # which only counts them
+            return None
+        if event.ids:
             self._call.tokens(self._first + event.index)
         delta = sample.feed(event.ids, event.logprobs, event.end)
-        if ended_before:
-            return None
         if delta.finish is not None:
             self._unfinished -= 1
             if event.end is None:

@@ -32,6 +32,7 @@ from router.front.bodies import ChatBody, CompletionBody, InferenceBody
 from router.front.door import FrontDoor, UntilDeadline, or_unavailable
 from router.front.errors_http import error_body, error_headers, error_object, log_failure, status_of
 from router.front.http_body import WhileConnected, read_json
+from router.front.http_protocol import PIECES, Pieces
 from router.front.keep_alive import KeepAlive
 from router.front.metrics import Call, ClientGone
 from router.front.openai_shapes import AnswerHead, ChatShape, CompletionShape, Json, WholeSample
@@ -53,7 +54,7 @@ class Shape(Protocol):
 
     def prompt(self, part: PromptPart) -> None: ...
 
-    def chunks(self, delta: Delta) -> list[Json]: ...
+    def events(self, delta: Delta) -> bytes: ...
 
     def usage_chunk(self, usage: Usage) -> Json: ...
 
@@ -63,8 +64,10 @@ class Shape(Protocol):
 class Reply:
     """The answer to one HTTP request: remembers whether its headers went out."""
 
-    def __init__(self, send: Send, public_id: str, *, traced: bool = False) -> None:
+    def __init__(self, send: Send, public_id: str, *, traced: bool = False, pieces: Pieces | None = None) -> None:
+        """`pieces`: the server's way to write without waiting, where it has one."""
         self._send = send
+        self.pieces = pieces
         self.public_id = public_id
         self.traced = traced
         self.started = False
@@ -89,6 +92,11 @@ class Reply:
     async def write(self, body: bytes, *, more: bool) -> None:
         await self._guarded({"type": "http.response.body", "body": body, "more_body": more})
 
+    async def still_here(self) -> None:
+        """A sign of life, once it has begun."""
+        if self.started:
+            await self.write(_STILL_HERE, more=True)
+
     async def _guarded(self, message: dict[str, object]) -> None:
         try:
             await self._send(message)
@@ -106,7 +114,7 @@ class InferenceEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         traced = (b"x-headrace-trace", b"1") in scope["headers"]
-        reply = Reply(send, public_id_of(scope), traced=traced)
+        reply = Reply(send, public_id_of(scope), traced=traced, pieces=scope.get(PIECES))
         await telling(reply, self._take(scope, receive, reply))
 
     async def _take(self, scope: Scope, receive: Receive, reply: Reply) -> None:
@@ -131,9 +139,10 @@ class InferenceEndpoint:
         with or_unavailable(lambda: receipt.begun):
             async with open_all(self._front, parts, call) as answer:
                 if body.stream:
-                    await _stream(answer, shape, reply, receipt, every_s)
+                    await _EventStream(answer, shape, reply, receipt, every_s).run()
                 else:
-                    samples = await _gather(answer, shape, sum(part.request.n for part in parts), receipt)
+                    gathering = _Gathering(sum(part.request.n for part in parts), receipt)
+                    await gathering.run(answer, shape)
         # Only now, with the context left, are usage and trace complete.
         if body.stream:
             ending = sse.event(shape.usage_chunk(answer.usage)) if body.include_usage else b""
@@ -142,7 +151,7 @@ class InferenceEndpoint:
             await self._front.settled(call)
             await reply.write(ending + sse.DONE, more=False)
         else:
-            whole = orjson.dumps(shape.whole(samples, answer.usage))
+            whole = orjson.dumps(shape.whole(gathering.samples, answer.usage))
             await self._hand_over(whole, trace_headers(answer.trace), reply, call)
 
     async def _hand_over(self, whole: bytes, headers: dict[str, str], reply: Reply, call: Call) -> None:
@@ -197,36 +206,84 @@ async def telling(reply: Reply, serving: Awaitable[None]) -> None:
         await _tell(reply, error)
 
 
-async def _stream(answer: Answer, shape: Shape, reply: Reply, receipt: Receipt, keep_alive_s: float) -> None:
-    async def comment() -> None:
-        if reply.started:
-            await reply.write(_STILL_HERE, more=True)
+class _EventStream:
+    """An answer as server-sent events."""
 
-    async with KeepAlive(comment, keep_alive_s) as alive:
+    def __init__(self, answer: Answer, shape: Shape, reply: Reply, receipt: Receipt, keep_alive_s: float) -> None:
+        self._answer = answer
+        self._shape = shape
+        self._reply = reply
+        self._receipt = receipt
+        self._alive = KeepAlive(reply.still_here, keep_alive_s)
+
+    async def run(self) -> None:
+        async with self._alive:
+            if self._reply.pieces is not None:
+                self._answer.offer(_EventTaker(self._reply.pieces, self._shape, self._receipt, self._alive))
+            async for delta in self._answer:
+                if isinstance(delta, PromptPart):
+                    self._shape.prompt(delta)
+                else:
+                    await self._write(delta)
+
+    async def _write(self, delta: Delta) -> None:
+        if self._alive.saying is not None:
+            await self._alive.saying
+        if not self._reply.started:
+            await self._reply.start(200, {**sse.HEADERS, **trace_headers(self._answer.trace)})
+        self._receipt.hold(delta)
+        if events := self._shape.events(delta):
+            await self._reply.write(events, more=True)
+            self._receipt.handed(delta.index)
+            self._alive.wrote()
+
+
+class _EventTaker:
+    """Implements Taker for all but the head of a stream, which the server writes."""
+
+    def __init__(self, pieces: Pieces, shape: Shape, receipt: Receipt, alive: KeepAlive) -> None:
+        self._pieces = pieces
+        self._shape = shape
+        self._receipt = receipt
+        self._alive = alive
+
+    def ready(self) -> bool:
+        """See Taker. What is just being said goes first."""
+        return self._alive.saying is None and self._pieces.ready()
+
+    def take(self, delta: Delta) -> None:
+        """See Taker."""
+        if events := self._shape.events(delta):
+            self._pieces.write(events)
+            self._receipt.give(delta)
+            self._alive.wrote()
+        else:
+            self._receipt.hold(delta)
+
+
+class _Gathering:
+    """An answer's samples, to be written in one piece. Implements Taker."""
+
+    def __init__(self, choices: int, receipt: Receipt) -> None:
+        self.samples = [WholeSample() for _ in range(choices)]
+        self._receipt = receipt
+
+    async def run(self, answer: Answer, shape: Shape) -> None:
+        answer.offer(self)
         async for delta in answer:
             if isinstance(delta, PromptPart):
                 shape.prompt(delta)
-                continue
-            if alive.saying is not None:
-                await alive.saying
-            if not reply.started:
-                await reply.start(200, {**sse.HEADERS, **trace_headers(answer.trace)})
-            receipt.hold(delta)
-            if events := b"".join(map(sse.event, shape.chunks(delta))):
-                await reply.write(events, more=True)
-                receipt.handed(delta.index)
-                alive.wrote()
+            else:
+                self.take(delta)
 
+    def ready(self) -> bool:
+        """See Taker: nobody has to be waited for."""
+        return True
 
-async def _gather(answer: Answer, shape: Shape, choices: int, receipt: Receipt) -> list[WholeSample]:
-    samples = [WholeSample() for _ in range(choices)]
-    async for delta in answer:
-        if isinstance(delta, PromptPart):
-            shape.prompt(delta)
-        else:
-            receipt.hold(delta)
-            samples[delta.index].add(delta)
-    return samples
+    def take(self, delta: Delta) -> None:
+        """See Taker."""
+        self._receipt.hold(delta)
+        self.samples[delta.index].add(delta)
 
 
 async def _tell(reply: Reply, error: Exception) -> None:

@@ -172,15 +172,16 @@ class Call:
     def tokens(self, index: int) -> None:
         """New tokens of sample `index` arrived."""
         now, recent = self._metrics.clock.now(), self._metrics.recent
-        if not self._last:
-            self._times.ttft.add(now - self.started)
+        last = self._last.get(index)
+        if last is not None:
+            self._times.itl.add(now - last)
             if recent is not None:
-                recent.ttft.add(now, now - self.started)
-        if index in self._last:
-            self._times.itl.add(now - self._last[index])
-            if recent is not None:
-                recent.itl.add(now, now - self._last[index])
+                recent.itl.add(now, now - last)
         else:
+            if not self._last:
+                self._times.ttft.add(now - self.started)
+                if recent is not None:
+                    recent.ttft.add(now, now - self.started)
             self._first[index] = now
         self._last[index] = now
 

@@ -4,11 +4,15 @@ One class per endpoint with the same methods, so the code that runs a request do
 streams are: [role chunk, chat only] text chunks, one finish chunk per sample, then one usage chunk if asked for.
 """
 
+import abc
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import orjson
+
 from cluster.core.ids import new_request_id
+from router.front import sse
 from router.front.prompt_scores import PromptPart, ShownPrompt, finite, likely
 from router.front.text import Delta, FinishReason, TokenEntry
 from router.front.tokenizer import Tokenizer
@@ -49,7 +53,10 @@ class WholeSample:
         return "".join(self.texts)
 
 
-class _Shape:
+_CUT = "here"  # where an event is cut: the last string of its own that it has
+
+
+class _Shape(abc.ABC):
     """What both endpoints share."""
 
     object_whole: str
@@ -58,6 +65,29 @@ class _Shape:
     def __init__(self, head: AnswerHead) -> None:
         self._head = head
         self._chunk_frame = self._frame(self.object_chunk)
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # what is before and after a choice's text in its events
+
+    def events(self, delta: Delta) -> bytes:
+        """The server-sent events of one delta; nothing when it shows nothing.
+
+        Of a choice that goes on all is the same but its text, as nearly always: that alone is written anew.
+        """
+        around = self._around.get(delta.index)
+        if around is not None and delta.text and delta.finish is None and not delta.calls:
+            return b"%b%b%b" % (around[0], orjson.dumps(delta.text), around[1])
+        events = b"".join(map(sse.event, self.chunks(delta)))
+        if around is None and delta.finish is None and self._head.top is None:
+            before, _, after = sse.event(self._text_chunk(delta.index, _CUT)).rpartition(orjson.dumps(_CUT))
+            self._around[delta.index] = before, after
+        return events
+
+    @abc.abstractmethod
+    def chunks(self, delta: Delta) -> list[Json]:
+        """The chunks of one delta; none when it shows nothing."""
+
+    @abc.abstractmethod
+    def _text_chunk(self, index: int, text: str) -> Json:
+        """A choice that goes on: text, and nothing else."""
 
     def usage_chunk(self, usage: Usage) -> Json:
         return {**self._chunk_frame, "choices": [], "usage": usage_json(usage)}
@@ -94,7 +124,7 @@ class ChatShape(_Shape):
         if delta.index not in self._opened:
             self._opened.add(delta.index)
             chunks.append(self._choice(delta.index, {"role": "assistant", "content": ""}, (), None))
-        parts: list[Json] = [{"content": delta.text}] if delta.text else []
+        parts: list[Json] = [_content(delta.text)] if delta.text else []
         if delta.calls:
             parts.append({"tool_calls": [_call_chunk(call) for call in delta.calls]})
         entries = delta.entries
@@ -104,6 +134,9 @@ class ChatShape(_Shape):
         if delta.finish:
             chunks.append(self._choice(delta.index, {}, entries, delta.finish))
         return chunks
+
+    def _text_chunk(self, index: int, text: str) -> Json:
+        return self._choice(index, _content(text), (), None)
 
     def whole(self, samples: Sequence[WholeSample], usage: Usage) -> Json:
         choices = [
@@ -167,6 +200,9 @@ class CompletionShape(_Shape):
             return []
         return [self._chunk(self._choice(delta.index, text, delta.entries, delta.finish, opens=opens))]
 
+    def _text_chunk(self, index: int, text: str) -> Json:
+        return self._chunk(self._choice(index, text, (), None, opens=False))
+
     def whole(self, samples: Sequence[WholeSample], usage: Usage) -> Json:
         choices = []
         for index, sample in enumerate(samples):
@@ -202,6 +238,10 @@ class CompletionShape(_Shape):
         """The most likely tokens and, always, the drawn one."""
         logprob = entry.logprob
         return likely(self._head.tokenizer, entry.token_id, logprob.logprob, logprob.top[: self._head.top])
+
+
+def _content(text: str) -> Json:
+    return {"content": text}
 
 
 def _message(sample: WholeSample) -> Json:

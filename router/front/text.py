@@ -45,6 +45,11 @@ class TextRules(NamedTuple):
     calls: Callable[[], CallFold] | None = None
     min_tokens: int = 0
 
+    @property
+    def plain(self) -> bool:
+        """Nothing is held back: neither a stop string nor a call may begin in the text."""
+        return self.calls is None and self.stops.empty
+
     def bytes_of(self, token_id: int) -> bytes | None:
         """What a token adds to the text, special ones by name."""
         token = self.tokenizer.token_bytes(token_id)
@@ -106,6 +111,8 @@ class SampleText:
         self._utf8 = Utf8Stream(rules.tokenizer.leading_spaces if rules.fresh else 0)
         self._scan = StopScan(rules.stops)
         self._calls = None if rules.calls is None else rules.calls()
+        self._plain = rules.plain
+        self._bytes_of = rules.bytes_of if rules.special else rules.tokenizer.token_bytes
         self._waiting: deque[TokenEntry] = deque()
         self._shown_characters = 0
         self.finish: FinishReason | None = None
@@ -117,6 +124,10 @@ class SampleText:
         if self.finish is not None:
             self.dropped_tokens += len(ids)
             return Delta(self._index)
+        rules = self._rules
+        goes_on = end is None and self.completion_tokens + len(ids) < rules.max_tokens
+        if goes_on and self._plain and not logprobs and not self._waiting and rules.end_ids.isdisjoint(ids):
+            return self._more(tuple(ids))
         step = _Step()
         while step.counted < len(ids) and step.finish is None:
             at = step.counted
@@ -134,10 +145,17 @@ class SampleText:
         entries = self._release() if text or calls or step.finish else ()
         return Delta(self._index, text, tuple(ids[: step.counted]), entries, step.finish, calls)
 
+    def _more(self, ids: tuple[int, ...]) -> Delta:
+        """Most of all feeds: ids that do not end the sample, where nothing is held back. What `_take` would come to."""
+        self.completion_tokens += len(ids)
+        text = self._utf8.feed(b"".join(filter(None, map(self._bytes_of, ids))))[1]
+        self._shown_characters += len(text)
+        return Delta(self._index, text, ids)
+
     def _piece_end(self, ids: Sequence[int], at: int, *, alone: bool) -> int:
         """Where the ids from `at` on end that can be looked at together: at the first that may end the sample."""
         rules = self._rules
-        if alone or self._calls is not None or not rules.stops.empty:
+        if alone or not self._plain:
             return at + 1
         end = min(len(ids), at + max(1, rules.max_tokens - self.completion_tokens))
         if rules.end_ids.isdisjoint(ids):
@@ -151,8 +169,7 @@ class SampleText:
         self.completion_tokens += len(piece)
         ends = last in rules.end_ids
         shown = piece[:-1] if ends else piece
-        bytes_of = rules.bytes_of if rules.special else rules.tokenizer.token_bytes
-        texts = [part for token in shown if (part := bytes_of(token)) is not None]
+        texts = [part for token in shown if (part := self._bytes_of(token)) is not None]
         contributed = None
         if texts:
             contributed, text = self._utf8.feed(b"".join(texts))

@@ -6,6 +6,7 @@ was handed to the client's socket, which is all of it unless somebody left or so
     receipt.opened(...)        a prompt was admitted
     receipt.hold(delta)        this is about to be written, with what comes next or at once
     receipt.handed(index)      it was
+    receipt.give(delta)        both at once
     receipt.tell()             what was handed over until now is counted
     await receipt.known()      so is how many characters its prompts are
     receipt.close()            so is the rest: all but the end is handed over, and what prompts had cached is known
@@ -88,6 +89,15 @@ class Receipt:
         if index not in self._samples:
             self._samples.add(index)
             self._begin(index)
+
+    def give(self, delta: Delta) -> None:
+        """This was given to the client's socket, and what is held of its sample."""
+        if self._held or delta.calls or delta.index not in self._samples:
+            self.hold(delta)
+            self.handed(delta.index)
+            return
+        self._tokens += len(delta.ids)
+        self._characters += len(delta.text)
 
     def handed_all(self) -> None:
         """All that is held was."""

@@ -209,6 +209,22 @@ async def test_leaving_the_context_cancels_on_the_worker() -> None:
         await worker.heard.first(lambda m: m.cancel.attempt == "r2.1")
 
 
+async def test_who_takes_tokens_at_once_may_stop_their_sample() -> None:
+    async with small_worker(hold=2) as worker, router(worker.address) as runtime:
+        async with asyncio.timeout(PATIENCE_S), runtime.run(ask()) as running:
+            taken: list[int] = []
+
+            def take(event: TokenEvent) -> bool:
+                taken.extend(event.ids)
+                running.stop(0)
+                return True
+
+            running.offer(take)
+            assert [event async for event in tokens_of(running)] == []
+        assert taken == [100]
+        await worker.heard.first(lambda m: m.stop_seq.attempt == "r1.1")
+
+
 async def test_a_restarted_worker_is_a_new_peer_and_the_stream_goes_on() -> None:
     async with small_worker(hold=1) as old, router(old.address) as runtime, runtime.run(ask()) as running:
         async with asyncio.timeout(PATIENCE_S):

@@ -63,6 +63,9 @@ class FakeRunning:
                 case Exception():
                     raise step
 
+    def offer(self, take: Callable[[TokenEvent], bool]) -> None:
+        """Nobody has to take anything at once: all of it is among the events."""
+
     def stop(self, index: int) -> None:
         self.stopped.append(index)
 
