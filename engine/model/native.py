@@ -317,8 +317,12 @@ class _Packer:
         return _Linear(address, self._scales(scale, interleave=interleave), bias, inputs, outputs, bits)
 
     def _scales(self, scale_OG: torch.Tensor, *, interleave: bool) -> int:
-        """Scales in the order of the panels: [panels, G, 32]."""
+        """Scales in the order of the panels: [panels, G, 32].
+
+        Without their last two bits (of 24): so their products with 1.5 x 2^23 are exact (quantised_products.h).
+        """
         outputs, groups = scale_OG.shape
+        scale_OG = (scale_OG.contiguous().view(torch.int32) & ~3).view(torch.float32)
         if interleave:
             scale_OG = scale_OG.view(2, -1, _TILE, groups).transpose(0, 1).reshape(outputs, groups)
         padded = torch.nn.functional.pad(scale_OG, (0, 0, 0, -outputs % _PANEL))

@@ -4,7 +4,7 @@
 // Packed rows: x as [T / 16][I / 32 steps][16 rows][32 inputs], so that every tile of x is 1 kB in a row.
 #pragma once
 
-#include "quantised.h"
+#include "quantised_products.h"
 
 constexpr int64_t GROUP_BYTES = 160 * 1024;
 
@@ -16,13 +16,13 @@ inline bf16 *packed_at(bf16 *rows, int64_t steps, int64_t token, int64_t input) 
 }
 
 // The weights that come next are on their way to the second-level cache while those before them are used, row after row:
-// at every step of a panel (2 kB) as much of them as makes them all be there when they are needed.
+// at every step of a panel (2 kB; 1 kB of 4 bits) as much of them as makes them all be there when they are needed.
 struct Ahead {
     const char *at, *end;
     int64_t bytes;  // a step
 
-    Ahead(const char *from, int64_t all, int64_t blocks_of_rows)
-        : at(from), end(from + all), bytes(ceil_div(2 * B_TILE * sizeof(bf16), blocks_of_rows * 64) * 64) {}
+    Ahead(const char *from, int64_t all, int64_t step_bytes, int64_t blocks_of_rows)
+        : at(from), end(from + all), bytes(ceil_div(step_bytes, blocks_of_rows * 64) * 64) {}
 
     void operator()() {
         for (int64_t done = 0; done < bytes && at < end; done += 64, at += 64) _mm_prefetch(at, _MM_HINT_T1);
@@ -126,22 +126,25 @@ inline void finish(const Linear &w, const float *c, int64_t first, int64_t token
         return;
     }
     const int64_t width = w.outputs - first < PANEL ? w.outputs - first : PANEL;
-    for (int64_t m = 0; m < rows; m++) {
-        float *to = (float *)y + (token + m) * w.outputs + first;
-        for (int64_t n = 0; n < width; n++)
-            to[n] = c[m * PANEL + n] + (w.bias ? w.bias[first + n] : 0.0f) + (THEN == Then::ADD ? to[n] : 0.0f);
+    for (int64_t n = 0; n < width; n += TILE) {
+        const __mmask16 some = width - n < TILE ? (__mmask16)((1 << (width - n)) - 1) : (__mmask16)-1;
+        const __m512 bias = w.bias ? _mm512_maskz_loadu_ps(some, w.bias + first + n) : _mm512_setzero_ps();
+        float *to = (float *)y + token * w.outputs + first + n;
+        for (int64_t m = 0; m < rows; m++, to += w.outputs) {
+            const __m512 sum = _mm512_add_ps(_mm512_load_ps(c + m * PANEL + n), bias);
+            _mm512_mask_storeu_ps(to, some, THEN == Then::ADD ? _mm512_add_ps(sum, _mm512_maskz_loadu_ps(some, to)) : sum);
+        }
     }
 }
 
 // Panels [first, last) for rows [token, token + rows), in three kinds.
 template <bool AMX, Then THEN>
-inline void quantised_panels(const Linear &w, int64_t first, int64_t last, const QuantisedRows &x, int64_t token,
-                             int64_t rows, void *y) {
-    alignas(64) float c[PANEL * PANEL];
-    for (int64_t panel = first; panel < last; panel++) {
-        quantised_product<AMX>(w, panel, x, token, rows, c);
-        finish<THEN>(w, c, panel * PANEL, token, rows, y);
-    }
+inline void quantised_panels(const Linear &w, int64_t first, const QuantisedPanels &panels, const QuantisedRows &x, int64_t token,
+                             int64_t rows, void *y, bool prefetch, bool many, Ahead &ahead) {
+    const Block block = {x, token, rows, panels.groups};
+    quantised_products<AMX>(panels, block, prefetch, many, ahead, [&](int64_t panel, const float *c) {
+        finish<THEN>(w, c, (first + panel) * PANEL, token, rows, y);
+    });
 }
 
 template <bool AMX, Then THEN>
@@ -203,20 +206,27 @@ template <bool AMX, Then THEN>
 void apply(const Linear &w, const bf16 *x, int64_t tokens, void *y, int threads) {
     static Scratch small_rows;  // one caller at a time
     const int64_t panels = ceil_div(w.outputs, PANEL), panel_bytes = w.inputs * PANEL * w.bits / 8;
+    const int64_t step_bytes = w.bits == 4 ? Q_TILE : 2 * Q_TILE;
     const int64_t fits = GROUP_BYTES / panel_bytes > 0 ? GROUP_BYTES / panel_bytes : 1;
     const int64_t group = fits * threads < panels ? fits : ceil_div(panels, threads);
     const int64_t blocks = ceil_div(tokens, PANEL);  // of rows
-    const bool ahead_pays = AMX && blocks > 1 && w.bits == 16;
+    const bool many = blocks > 1, ahead_pays = AMX && many;
     QuantisedRows small = {nullptr, nullptr};
     if (w.bits != 16) small = quantise_rows(x, tokens, w.inputs, small_rows);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
+        static thread_local Scratch opened;
         int64_t configured = -1, fetched = -1;  // the group that is in the cache
 #pragma omp for schedule(static)
         for (int64_t first = 0; first < panels; first += group) {
             const int64_t last = first + group < panels ? first + group : panels;
             const int64_t next = last + group < panels ? last + group : panels;
-            Ahead ahead((const char *)w.weight + last * panel_bytes, ahead_pays ? (next - last) * panel_bytes : 0, blocks);
+            Ahead ahead((const char *)w.weight + last * panel_bytes, ahead_pays ? (next - last) * panel_bytes : 0,
+                        step_bytes, blocks);
+            QuantisedPanels panels = {(const uint8_t *)w.weight + first * panel_bytes, w.scale + first * w.inputs / GROUP * PANEL, w.bits,
+                                      w.inputs / GROUP, last - first};
+            const bool open = w.bits == 4 && many;
+            if (open) panels = open_panels(panels, fetched != first, opened);
             for (int64_t token = 0; token < tokens; token += PANEL) {
                 const bool prefetch = token == 0 && fetched != first;
                 const int64_t rows = tokens - token < PANEL ? tokens - token : PANEL;
@@ -229,7 +239,7 @@ void apply(const Linear &w, const bf16 *x, int64_t tokens, void *y, int threads)
                 else if (w.bits == 16)
                     plain_panels<AMX, THEN>(w, first, last, x, token, rows, y, prefetch, ahead);
                 else
-                    quantised_panels<AMX, THEN>(w, first, last, small, token, rows, y);
+                    quantised_panels<AMX, THEN>(w, first, panels, small, token, rows, y, prefetch && !open, many, ahead);
             }
             fetched = ahead_pays ? last : -1;
         }

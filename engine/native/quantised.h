@@ -1,9 +1,10 @@
 // y = x W^T + b for weights of 8 or 4 bits. Both sides of a product are whole numbers for 64 inputs at a time, each side
 // with a scale for those 64; their sums are exact, so AMX and AVX-512 give the same bits.
+// What is done with those sums is in quantised_products.h.
 //
 // Packed weight: panels of 32 outputs, each panel [I / 64 steps][2 tiles][16 lines][16 outputs][4 inputs] of 8 bits. With
 // 4 bits byte i of a tile holds value i and value i + 512, both raised by 8. Scales: [panels][I / 64][32].
-// Packed rows: [T / 16][I / 64][16 rows][64 inputs] of 8 bits; scales [T][I / 64].
+// Packed rows: [T / 16][I / 64][16 rows][64 inputs] of 8 bits; scales [T / 16][I / 64][16].
 #pragma once
 
 #include <vector>
@@ -36,25 +37,37 @@ struct QuantisedRows {
     float *scale;
 };
 
+// The largest magnitude of 64 bfloat16: without their signs they are in the order of whole numbers.
+inline float largest_of(__m512i one, __m512i other) {
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+    const __m512i most = _mm512_max_epu16(_mm512_and_si512(one, magnitude), _mm512_and_si512(other, magnitude));
+    const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(most), _mm512_extracti64x4_epi64(most, 1));
+    const __m128i quarter = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    const __m128i least = _mm_minpos_epu16(_mm_xor_si128(quarter, _mm_set1_epi16(-1)));
+    const uint32_t bits = (uint32_t)(~_mm_cvtsi128_si32(least) & 0xffff) << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 // Packed rows of bfloat16 (linear.h) to 8 bits.
 inline QuantisedRows quantise_rows(const bf16 *x, int64_t tokens, int64_t inputs, Scratch &scratch) {
     const int64_t groups = inputs / GROUP, tiles = ceil_div(tokens, TILE);
     float *memory = scratch.at_least(tiles * groups * (Q_TILE / 4 + TILE));
     const QuantisedRows to = {(int8_t *)memory, memory + tiles * groups * Q_TILE / 4};
+    const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // packs go by 128 bits
     for (int64_t token = 0; token < tokens; token++)
         for (int64_t g = 0; g < groups; g++) {
             const bf16 *from = x + (token / TILE * 2 * groups + 2 * g) * B_TILE + token % TILE * STEP;
-            __m512 value[4];
-            for (int i = 0; i < 4; i++) value[i] = load_bf16(from + i / 2 * B_TILE + i % 2 * TILE);
-            const __m512 largest = _mm512_max_ps(_mm512_max_ps(_mm512_abs_ps(value[0]), _mm512_abs_ps(value[1])),
-                                                 _mm512_max_ps(_mm512_abs_ps(value[2]), _mm512_abs_ps(value[3])));
-            const float most = _mm512_reduce_max_ps(largest);
+            const float most = largest_of(_mm512_loadu_si512(from), _mm512_loadu_si512(from + B_TILE));
             const __m512 factor = _mm512_set1_ps(most > 0.0f ? 127.0f / most : 0.0f);
-            int8_t *line = to.rows + (token / TILE * groups + g) * Q_TILE + token % TILE * GROUP;
+            __m512i value[4];
             for (int i = 0; i < 4; i++)
-                _mm_storeu_si128((__m128i *)(line + 16 * i),
-                                 _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(value[i], factor))));
-            to.scale[token * groups + g] = most / 127.0f;
+                value[i] = _mm512_cvtps_epi32(_mm512_mul_ps(load_bf16(from + i / 2 * B_TILE + i % 2 * TILE), factor));
+            const __m512i low = _mm512_packs_epi32(value[0], value[1]), high = _mm512_packs_epi32(value[2], value[3]);
+            const __m512i packed = _mm512_permutexvar_epi32(in_order, _mm512_packs_epi16(low, high));
+            _mm512_storeu_si512(to.rows + (token / TILE * groups + g) * Q_TILE + token % TILE * GROUP, packed);
+            to.scale[(token / TILE * groups + g) * TILE + token % TILE] = most / 127.0f;
         }
     return to;
 }
@@ -97,62 +110,23 @@ inline void whole_sums(const int8_t *x, const int8_t *w, int64_t rows, int32_t *
     whole_sums_of<16>(x, w, rows, c);
 }
 
-// Sums of 32 outputs for up to 32 rows [token, token + rows), token a multiple of 16, into c [32][32].
-template <bool AMX>
-inline void quantised_product(const Linear &w, int64_t panel, const QuantisedRows &x, int64_t token, int64_t rows, float *c) {
-    const int64_t groups = w.inputs / GROUP, tile_bytes = Q_TILE * w.bits / 8, first = rows < TILE ? rows : TILE;
-    const uint8_t *weight = (const uint8_t *)w.weight + panel * groups * 2 * tile_bytes;
-    const int8_t *x0 = x.rows + token / TILE * groups * Q_TILE, *x1 = x0 + groups * Q_TILE;
-    alignas(64) int8_t opened[2][Q_TILE];
-    alignas(64) int32_t sums[2][PANEL * PANEL];  // taken in turns
-    for (int64_t m = 0; m < rows; m++)
-        for (int64_t n = 0; n < PANEL; n += TILE) _mm512_store_ps(c + m * PANEL + n, _mm512_setzero_ps());
-    for (int64_t g = 0; g < groups; g++, weight += 2 * tile_bytes) {
-        fetch_ahead(weight, 2 * tile_bytes);
-        const int8_t *b0 = (const int8_t *)weight, *b1 = b0 + tile_bytes;
-        if (w.bits == 4) {
-            open_tile_4(weight, opened[0]);
-            open_tile_4(weight + tile_bytes, opened[1]);
-            b0 = opened[0];
-            b1 = opened[1];
-        }
-        int32_t *s = sums[g % 2];
-        if (AMX) {
-            _tile_zero(0);
-            _tile_zero(1);
-            tile_load(6, b0, 64);
-            tile_load(7, b1, 64);
-            tile_load(4, x0 + g * Q_TILE, GROUP);
-            _tile_dpbssd(0, 4, 6);
-            _tile_dpbssd(1, 4, 7);
-            _tile_stored(0, s, PANEL * 4);
-            _tile_stored(1, s + TILE, PANEL * 4);
-            if (rows > TILE) {
-                _tile_zero(2);
-                _tile_zero(3);
-                tile_load(5, x1 + g * Q_TILE, GROUP);
-                _tile_dpbssd(2, 5, 6);
-                _tile_dpbssd(3, 5, 7);
-                _tile_stored(2, s + TILE * PANEL, PANEL * 4);
-                _tile_stored(3, s + TILE * PANEL + TILE, PANEL * 4);
-            }
-        } else {
-            for (int64_t m = 0; m < rows; m += TILE) {
-                const int64_t count = m ? rows - TILE : first;
-                whole_sums((m ? x1 : x0) + g * Q_TILE, b0, count, s + m * PANEL);
-                whole_sums((m ? x1 : x0) + g * Q_TILE, b1, count, s + m * PANEL + TILE);
-            }
-        }
-        const float *scale = w.scale + (panel * groups + g) * PANEL;
-        const __m512 scale0 = _mm512_loadu_ps(scale), scale1 = _mm512_loadu_ps(scale + TILE);
-        for (int64_t m = 0; m < rows; m++) {
-            const __m512 row = _mm512_set1_ps(x.scale[(token + m) * groups + g]);
-            float *to = c + m * PANEL;
-            const __m512 sum0 = _mm512_cvtepi32_ps(_mm512_load_si512(s + m * PANEL));
-            const __m512 sum1 = _mm512_cvtepi32_ps(_mm512_load_si512(s + m * PANEL + TILE));
-            _mm512_store_ps(to, _mm512_fmadd_ps(sum0, _mm512_mul_ps(row, scale0), _mm512_load_ps(to)));
-            _mm512_store_ps(to + TILE, _mm512_fmadd_ps(sum1, _mm512_mul_ps(row, scale1), _mm512_load_ps(to + TILE)));
-        }
+// 32 outputs: their weights, of 8 or 4 bits, and scales.
+struct QuantisedPanel {
+    const uint8_t *weight;
+    int64_t bits;
+    const float *scale;  // [I / 64][32]
+};
+
+inline QuantisedPanel quantised_panel(const Linear &w, int64_t panel) {
+    const int64_t groups = w.inputs / GROUP;
+    return {(const uint8_t *)w.weight + panel * PANEL * w.inputs * w.bits / 8, w.bits, w.scale + panel * groups * PANEL};
+}
+
+// `tiles` of 4 bits, one after the other, as such of 8.
+inline void open_tiles_4(const uint8_t *from, int64_t tiles, bool prefetch, int8_t *to) {
+    for (int64_t i = 0; i < tiles; i++, from += Q_TILE / 2, to += Q_TILE) {
+        if (prefetch) fetch_ahead(from, Q_TILE / 2);
+        open_tile_4(from, to);
     }
 }
 

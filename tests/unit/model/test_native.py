@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from engine.model.config import load_config
 from engine.model.llama import LlamaModel
 from engine.model.loader import load_model
 from engine.model.native import NativeModel
-from engine.model.quantise import Quantization
+from engine.model.quantise import GROUP, Quantization, quantise
 from engine.model.weights import Weights
 from tests.checkpoints import make_checkpoint
 from tests.unit.model.conftest import Checkpoint
@@ -49,6 +50,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 runs = pytest.mark.skipif(native.library() is None, reason="this CPU lacks AVX-512 BF16, or there is no compiler")
+MANY_ROWS = (1, 16, 17, 33, 300)
 KINDS = [pytest.param(False, id="avx512"), pytest.param(True, id="amx")]
 
 
@@ -151,15 +153,62 @@ def test_quantised_weights_give_what_float32_gives_with_them(
 @runs
 @pytest.mark.skipif(not native.has_amx(), reason="this CPU has no AMX")
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_whole_numbers_give_the_same_bits_on_either_kind_of_cpu(
+def test_whole_numbers_give_the_same_bits_on_either_kind_of_cpu_for_any_number_of_rows(
     quantization: Quantization, checkpoint: Checkpoint
 ) -> None:
     """With one token attention has nothing to weigh, so that every sum that differs between the kinds is left out."""
     folder = checkpoint("llama", **SMALL_NUMBERS, mlp_bias=True)
-    models = [PagedRun(native_model(folder, amx=amx, quantization=quantization)) for amx in (False, True)]
-    rows = [[run.row(Sequence([token]), 1) for token in TOKENS[:37]] for run in models]
-    one, other = (run.model.run(own) for run, own in zip(models, rows, strict=True))
-    np.testing.assert_array_equal(one, other)
+    tokens = random_tokens(MANY_ROWS[-1], seed=2)
+    runs = [
+        PagedRun(native_model(folder, amx=amx, quantization=quantization), num_blocks=len(tokens))
+        for amx in (False, True)
+    ]
+    expected: NDArray[np.float32] | None = None
+    for count in reversed(MANY_ROWS):
+        for run in runs:
+            run.forget()
+            found = run.model.run([run.row(Sequence([token]), 1) for token in tokens[:count]])
+            expected = found if expected is None else expected
+            np.testing.assert_array_equal(found, expected[:count])
+
+
+@runs
+@pytest.mark.parametrize("amx", KINDS)
+@pytest.mark.parametrize("hidden", [64, 128, 576])
+def test_the_vocabularys_product_is_its_definition_to_the_bit(hidden: int, amx: bool, tmp_path: Path) -> None:
+    """Where layers add nothing and embeddings are 1 and -1, the norm's weight with these signs is multiplied."""
+    shape: dict[str, object] = {"hidden_size": hidden, "head_dim": 64, "intermediate_size": 64, "vocab_size": 321}
+    folder = make_checkpoint(tmp_path, "llama", 0, **shape)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if "o_proj" in name or "down_proj" in name:
+            tensor.zero_()
+    embedding = tensors["model.embed_tokens.weight"].sign()
+    tensors["model.embed_tokens.weight"] = embedding
+    norm = tensors["model.norm.weight"].bfloat16()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    run = PagedRun(native_model(folder, amx=amx, quantization="int8"), num_blocks=MANY_ROWS[-1])
+    tokens = random_tokens(MANY_ROWS[-1], seed=3)
+    expected = scaled_product(embedding[tokens].numpy() * norm.float().numpy(), tensors["lm_head.weight"].bfloat16())
+    for count in MANY_ROWS:
+        run.forget()
+        found = run.model.run([run.row(Sequence([token]), 1) for token in tokens[:count]])
+        np.testing.assert_array_equal(found, expected[:count])
+
+
+def scaled_product(x_TI: NDArray[np.float32], weight_OI: torch.Tensor) -> NDArray[np.float32]:
+    """x W^T as native code defines it: group after group sum * weight's scale, rounded, * row's, added, rounded."""
+    q_OI, scales = quantise(weight_OI, 8)
+    scale_OG = (scales.numpy().view(np.int32) & ~3).view(np.float32)  # two bits less, as they are packed
+    total_TO = np.zeros((len(x_TI), len(q_OI)), dtype=np.float32)
+    for g in range(scale_OG.shape[1]):
+        group = slice(g * GROUP, (g + 1) * GROUP)
+        most_T1 = np.abs(x_TI[:, group]).max(axis=1, keepdims=True)
+        rows = np.rint(x_TI[:, group] * (np.float32(127) / most_T1)).astype(np.int64)
+        sums = (rows @ q_OI[:, group].numpy().astype(np.int64).T).astype(np.float32) * scale_OG[:, g]
+        exact = sums.astype(np.longdouble) * (most_T1 / np.float32(127)) + total_TO
+        total_TO = exact.astype(np.float32)
+    return total_TO
 
 
 @runs
@@ -172,6 +221,7 @@ def test_whole_numbers_give_the_same_bits_on_either_kind_of_cpu(
         ("window", "none", "bfloat16"),
         ("more queries than a tile", "none", "bfloat16"),
         ("small numbers", "int8", "bfloat16"),
+        ("small numbers", "int4", "bfloat16"),
         ("heads of 64", "none", "int8"),
         ("window", "none", "int8"),
     ],
