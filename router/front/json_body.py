@@ -6,7 +6,9 @@ itself.
 """
 
 from collections.abc import Set
+from functools import cache
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -22,8 +24,9 @@ Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 def json_object(raw: bytes, known: Set[str]) -> dict[str, object]:
     """A body's fields, of which those that are `known` are looked into. Raises InvalidRequest."""
     if len(raw) > 2 * MAX_PARTS and parts(raw) > MAX_PARTS:
-        message = f"the body has more than {MAX_PARTS} objects, lists and strings"
-        raise InvalidRequest(message, code="invalid_json")
+        name = _longest(raw, frozenset(known))
+        message = f"{name or 'the body'} has more than {MAX_PARTS} objects, lists and strings"
+        raise InvalidRequest(message, param=name, code="invalid_value" if name else "invalid_json")
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -70,6 +73,22 @@ def _backslashes(block: Bytes, run: int) -> tuple[np.ndarray[tuple[int], np.dtyp
     other = np.maximum.accumulate(np.where(block == _BACKSLASH, np.int32(-1 - run), place))  # the last that is none
     here = place - other  # at and before each byte
     return np.concatenate((np.array([run], np.int32), here[:-1])), int(here[-1])
+
+
+def _longest(raw: bytes, known: frozenset[str]) -> str | None:
+    """The known field that most of a body is; None where there is no such one. Nothing of it is built."""
+    try:
+        fields = msgspec.json.decode(raw, type=_fields(known))
+    except (msgspec.MsgspecError, RecursionError):  # it is no JSON, or too deep: then no field is to be named
+        return None
+    sizes = {name: len(getattr(fields, name)) for name in known}
+    name = max(sizes, key=sizes.__getitem__, default=None)
+    return name if name is not None and 2 * sizes[name] > len(raw) else None
+
+
+@cache
+def _fields(known: frozenset[str]) -> type[msgspec.Struct]:
+    return msgspec.defstruct("Fields", [(name, msgspec.Raw, msgspec.Raw()) for name in sorted(known)])
 
 
 def _is_deeper(value: object, depth: int) -> bool:

@@ -24,8 +24,8 @@ MUTANTS = (
     Mutant(
         "deliver what contradicts delivered tokens",
         "router/follow.py",
-        "if known and list(ids[:known]) != sample.emitted[offset : offset + len(ids)]:",
-        "if known and len(ids[:known]) != len(sample.emitted[offset : offset + len(ids)]):",
+        "if list(ids[:known]) != sample.emitted[offset : offset + len(ids)]:",
+        "if len(ids[:known]) != len(sample.emitted[offset : offset + len(ids)]):",
         f"{FOLLOW}::test_a_gap_or_contradiction_raises_and_changes_nothing",
     ),
     Mutant(
@@ -192,15 +192,22 @@ MUTANTS = (
     Mutant(
         "drop bytes that never became a character",
         "router/front/utf8.py",
-        'self._decoder = _Decoder("replace")',
-        'self._decoder = _Decoder("ignore")',
+        'text, _ = utf_8_decode(self._begun, "replace", True)',
+        'text, _ = utf_8_decode(self._begun, "ignore", True)',
         f"{TEXT}::test_a_cut_in_mid_character_ends_the_same_in_stream_and_whole",
+    ),
+    Mutant(
+        "drop bytes that are no text",
+        "router/front/utf8.py",
+        'text, used = utf_8_decode(data, "replace", False)',
+        'text, used = utf_8_decode(data, "ignore", False)',
+        f"{TEXT}::test_logprob_bytes_join_to_the_text_and_offsets_never_fall",
     ),
     Mutant(
         "swallow the incomplete character at the end",
         "router/front/utf8.py",
-        'text = self._decoder.decode(b"", final=True)',
-        'text = self._decoder.decode(b"", final=False)',
+        'text, _ = utf_8_decode(self._begun, "replace", True)',
+        'text, _ = utf_8_decode(self._begun, "replace", False)',
         f"{TEXT}::test_a_cut_in_mid_character_ends_the_same_in_stream_and_whole",
     ),
     Mutant(

@@ -40,19 +40,29 @@ def test_parts_are_counted_whatever_is_written_in_texts(value: object, spaces: i
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "named"),
     [
-        {"logit_bias": {str(token): 1 for token in range(MAX_PARTS)}},
-        {"messages": [{}] * MAX_PARTS},
-        {"prompt": [[]] * MAX_PARTS},
-        {"stop": ["\\"] * MAX_PARTS},
-        {"unknown": {'"\\': [["["] * MAX_PARTS]}},
+        ({"logit_bias": {str(token): 1 for token in range(MAX_PARTS)}}, "logit_bias"),
+        ({"messages": [{}] * MAX_PARTS, "logit_bias": {}}, "messages"),
+        ({"stop": ["\\"] * MAX_PARTS, "prompt": "short"}, "stop"),
+        ({"stop": ["a"] * MAX_PARTS, "prompt": [[]] * MAX_PARTS, "messages": [[]] * MAX_PARTS}, None),
+        ({"unknown": {'"\\': [["["] * MAX_PARTS]}}, None),
     ],
-    ids=lambda fields: next(iter(fields)),
+    ids=["logit_bias", "messages", "stop", "several", "unknown"],
 )
-def test_too_many_parts_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match=f"more than {MAX_PARTS} objects, lists and strings"):
-        json_object(json.dumps(fields).encode(), set())
+def test_too_many_parts_are_refused(fields: dict[str, Any], named: str | None) -> None:
+    raw = json.dumps(fields).encode()
+    for known in ({"logit_bias", "messages", "stop", "prompt"}, set[str]()):
+        who = named if known else None
+        with pytest.raises(InvalidRequest, match=f"^{who or 'the body'} has more than {MAX_PARTS} objects") as caught:
+            json_object(raw, known)
+        assert caught.value.param == who
+
+
+@pytest.mark.parametrize("raw", [b"[" * 3_000_000, b'{"stop": ' * 300_000, b'{"stop": ["a"' + b', ["a"' * MAX_PARTS])
+def test_what_is_no_json_is_refused_all_the_same(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest, match=f"^the body has more than {MAX_PARTS} objects"):
+        json_object(raw, {"stop"})
 
 
 @pytest.mark.parametrize(
