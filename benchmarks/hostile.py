@@ -6,8 +6,8 @@ One prefill and one decode worker. Streams are timed in turns, A B C C B A ...:
     bombs     beside grammars made to explode, always two at a time
     absurd    beside bodies with impossible values, always two at a time
 ITL: gaps between the chunks of the streams. Ratios are taken within a round, so that what the machine does meanwhile is
-in both sides. How long the hostile ones took to be refused is told as well; what is refused late was not refused early
-by its sender's fault: a bomb is tried, in a process of its own, for up to two seconds of processor time.
+in both sides: S08 allows 1.2 beside bombs. S07 wants what is refused to be so within 50 ms; a bomb may take longer,
+since it is tried, in a process of its own, for up to two seconds of processor time.
 """
 
 import argparse
@@ -40,7 +40,6 @@ ALONE, BOMBS, ABSURD = TURNS = ("alone", "bombs", "absurd")
 STREAMS, PROMPT, TOKENS = 4, 64, 128
 TOGETHER = 2
 READY_S = 120.0
-ALLOWED = 1.2  # S08: ITL beside bombs, in parts of ITL alone
 EARLY_MS = 50.0  # S07: an impossible value is refused sooner
 _WRITER = Writer()
 
@@ -166,22 +165,25 @@ def markdown(rounds: Rounds, machine: Mapping[str, str]) -> str:
         f"- {len(rounds)} rounds; {STREAMS} streams of {TOKENS} tokens a turn",
         f"- {TOGETHER} hostile ones at a time",
     ]
-    heads = ("turn", "ITL p50, ms", "p99", "p50, to alone", "p99, to alone", "answers", "late")
-    lines += ["", f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    lines += ["", "| turn | ITL p50, ms | p99 | p50, to alone | p99, to alone | answers |", "| --- " * 6 + "|"]
     for name in TURNS:
         gaps = [number(median(_gap(one[name], share) for one in rounds)) for share in (50, 99)]
         parts = [_spread(ratios(rounds, name, share)) for share in (50, 99)]
-        told = [ms for one in rounds for times in one[name].answers.values() for ms in times]
-        late = f"{sum(ms > EARLY_MS for ms in told)} of {len(told)} over {EARLY_MS:g} ms" if told else "-"
         statuses = sorted({status for one in rounds for status in one[name].answers})
-        count = ", ".join(f"{sum(len(one[name].answers.get(s, ())) for one in rounds)} x {s}" for s in statuses) or "-"
-        lines.append(f"| {name} | {' | '.join(gaps)} | {' | '.join(parts)} | {count} | {late} |")
-    lines += ["", "| refused in, ms | p50 | p99 | most |", "| --- " * 4 + "|"]
+        count = ", ".join(f"{len(answered(rounds, name, status))} x {status}" for status in statuses) or "-"
+        lines.append(f"| {name} | {' | '.join(gaps)} | {' | '.join(parts)} | {count} |")
+    lines += ["", f"| refused in, ms | p50 | p99 | most | over {EARLY_MS:g} ms |", "| --- " * 5 + "|"]
     for name in (BOMBS, ABSURD):
-        told = [ms for one in rounds for ms in one[name].answers.get(400, ())]
+        told = answered(rounds, name, 400)
         cells = (percentile(told, 50), percentile(told, 99), max(told, default=None))
-        lines.append(f"| {name} | {' | '.join(map(number, cells))} |")
+        late = f"{sum(ms > EARLY_MS for ms in told)} of {len(told)}"
+        lines.append(f"| {name} | {' | '.join(map(number, cells))} | {late} |")
     return "\n".join([*lines, "", *(__doc__ or "").strip().splitlines()[2:]]) + "\n"
+
+
+def answered(rounds: Rounds, name: str, status: int) -> list[float]:
+    """How long hostile requests took that were answered so, in milliseconds."""
+    return [ms for one in rounds for ms in one[name].answers.get(status, ())]
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -63,7 +63,6 @@ class Exponential {
     }
 
   private:
-    static constexpr float WHOLE = 12582912.0f;  // 1.5 * 2^23: floats of this size have no fraction
     static constexpr __mmask64 LOW_BYTES = 0x5555555555555555;
 
     // score * scale - offset + 127, in parts of 256.

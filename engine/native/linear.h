@@ -223,10 +223,10 @@ void apply(const Linear &w, const bf16 *x, int64_t tokens, void *y, int threads)
             const int64_t next = last + group < panels ? last + group : panels;
             Ahead ahead((const char *)w.weight + last * panel_bytes, ahead_pays ? (next - last) * panel_bytes : 0,
                         step_bytes, blocks);
-            QuantisedPanels panels = {(const uint8_t *)w.weight + first * panel_bytes, w.scale + first * w.inputs / GROUP * PANEL, w.bits,
-                                      w.inputs / GROUP, last - first};
+            QuantisedPanels quantised = {};
+            if (w.bits != 16) quantised = panels_of(w, first, last);
             const bool open = w.bits == 4 && many;
-            if (open) panels = open_panels(panels, fetched != first, opened);
+            if (open) quantised = open_panels(quantised, fetched != first, opened);
             for (int64_t token = 0; token < tokens; token += PANEL) {
                 const bool prefetch = token == 0 && fetched != first;
                 const int64_t rows = tokens - token < PANEL ? tokens - token : PANEL;
@@ -239,7 +239,7 @@ void apply(const Linear &w, const bf16 *x, int64_t tokens, void *y, int threads)
                 else if (w.bits == 16)
                     plain_panels<AMX, THEN>(w, first, last, x, token, rows, y, prefetch, ahead);
                 else
-                    quantised_panels<AMX, THEN>(w, first, panels, small, token, rows, y, prefetch && !open, many, ahead);
+                    quantised_panels<AMX, THEN>(w, first, quantised, small, token, rows, y, prefetch && !open, many, ahead);
             }
             fetched = ahead_pays ? last : -1;
         }

@@ -110,18 +110,6 @@ inline void whole_sums(const int8_t *x, const int8_t *w, int64_t rows, int32_t *
     whole_sums_of<16>(x, w, rows, c);
 }
 
-// 32 outputs: their weights, of 8 or 4 bits, and scales.
-struct QuantisedPanel {
-    const uint8_t *weight;
-    int64_t bits;
-    const float *scale;  // [I / 64][32]
-};
-
-inline QuantisedPanel quantised_panel(const Linear &w, int64_t panel) {
-    const int64_t groups = w.inputs / GROUP;
-    return {(const uint8_t *)w.weight + panel * PANEL * w.inputs * w.bits / 8, w.bits, w.scale + panel * groups * PANEL};
-}
-
 // `tiles` of 4 bits, one after the other, as such of 8.
 inline void open_tiles_4(const uint8_t *from, int64_t tiles, bool prefetch, int8_t *to) {
     for (int64_t i = 0; i < tiles; i++, from += Q_TILE / 2, to += Q_TILE) {

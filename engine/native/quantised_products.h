@@ -1,16 +1,14 @@
 // Products of quantised rows and weights. Every 64 inputs 32 x 32 whole sums become floats, are scaled and added: that, not
 // the tiles, takes the time of many rows. Three things about this CPU (Sapphire Rapids) shape it:
 // - Beside tiles one port is left for products and conversions of floats, a second one for whole numbers. So a whole number
-//   becomes a float by an addition (RAISED), and two products are left: those are done while the tiles multiply what comes next.
+//   (of less than 22 bits) becomes a float by an addition to the bits of WHOLE, which makes them those of WHOLE + number.
+//   Two products are left, and done while the tiles multiply what comes next.
 // - A tile that is stored as soon as it is multiplied waits for the product, and all tiles after it wait as well.
 // - A load waits for a store before it that has the same place in any page, and stores of tiles have all places. So nothing
 //   that a step needs is kept in memory from the step before, addresses least of all.
 #pragma once
 
 #include "quantised.h"
-
-// A whole number of less than 22 bits, added to the bits of this float, makes them those of RAISED + number.
-constexpr float RAISED = 12582912.0f;
 
 // Where sums of 32 rows by 32 outputs are on their way. A row has the same place in a page in all three, so that what is
 // stored and what is loaded meanwhile are 16 rows apart.
@@ -30,7 +28,7 @@ struct Scaling {
     inline __attribute__((always_inline)) void eight(int64_t first) const {
         if (first >= rows) return;
         const __m512 scale0 = _mm512_loadu_ps(scale), scale1 = _mm512_loadu_ps(scale + TILE);
-        const __m512 raised = _mm512_set1_ps(RAISED);  // its product with a scale is exact (engine/model/native.py)
+        const __m512 raised = _mm512_set1_ps(WHOLE);  // its product with a scale is exact (engine/model/native.py)
         const __m512 lower0 = _mm512_mul_ps(scale0, raised), lower1 = _mm512_mul_ps(scale1, raised);
         const auto scaled = [&](int64_t at, __m512 scale, __m512 lower) __attribute__((always_inline)) {
             const __m512i sum = _mm512_add_epi32(_mm512_load_si512(whole + at), _mm512_castps_si512(raised));
@@ -123,6 +121,12 @@ struct QuantisedPanels {
     int64_t bits, groups, count;
 };
 
+inline QuantisedPanels panels_of(const Linear &w, int64_t first, int64_t last) {
+    const int64_t groups = w.inputs / GROUP;
+    return {(const uint8_t *)w.weight + first * PANEL * w.inputs * w.bits / 8, w.scale + first * groups * PANEL, w.bits, groups,
+            last - first};
+}
+
 // Panels of 4 bits as such of 8: many rows open them once.
 inline QuantisedPanels open_panels(const QuantisedPanels &from, bool prefetch, Scratch &scratch) {
     const int64_t tiles = from.count * from.groups * 2;
@@ -167,7 +171,6 @@ inline void quantised_products(const QuantisedPanels &w, const Block &block, boo
                 open_tiles_4(weight, 2, false, opened[0]);
                 b0 = opened[0];
                 b1 = opened[1];
-                asm volatile("" : : : "memory");  // gcc does not know that a tile is loaded from there
             }
             const GroupTiles tiles = {block.tile(0, g), block.tile(1, g), b0, b1, two, many};
             if (AMX) {

@@ -18,6 +18,8 @@ constexpr int64_t TILE = 16;
 constexpr int64_t STEP = 32;                // k per step
 constexpr int64_t B_TILE = TILE * STEP;     // elements of one step of B, and of A when its rows lie together
 
+constexpr float WHOLE = 12582912.0f;        // 1.5 * 2^23: floats of this size have no fraction
+
 inline int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 inline __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }

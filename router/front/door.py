@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from cluster.core.clock import Clock
 from cluster.core.config import RouterSettings
@@ -42,6 +42,7 @@ from router.tenants import ANONYMOUS, Tenant
 
 # Tokenising takes about 1 ms per 1,000 characters; longer texts must not hold up everybody's streams.
 INLINE_CHARACTERS = 1024
+T = TypeVar("T")
 # How much later than the dispatcher the front door gives up by itself.
 DEADLINE_GRACE_S = 1.0
 _DRAINING = "this router is about to leave; another one takes the request"
@@ -350,7 +351,12 @@ class FrontDoor:
                 size, encode = len(text), partial(self.text.text_ids, text, most, param, add_special=add_special)
             case ChatPrompt():
                 size, encode = prompt.characters, partial(self.text.chat_ids, prompt, most, param)
-        return encode() if size <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
+        return await beside(size, encode)
+
+
+async def beside(size: int, work: Callable[[], T]) -> T:
+    """Do it, in a thread where there is much of it, in characters or tokens: streams wait for the event loop."""
+    return work() if size <= INLINE_CHARACTERS else await asyncio.to_thread(work)
 
 
 @contextmanager

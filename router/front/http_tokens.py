@@ -4,10 +4,9 @@
 the chat template); `/detokenize` takes `tokens`. Special tokens are written by name there.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Self
 
 import orjson
 from pydantic import BeforeValidator, FailFast, Field, ValidationError
@@ -18,7 +17,7 @@ from router.front import bounds
 from router.front.ask import TextPrompt
 from router.front.bodies import named, null_is_empty
 from router.front.chat_bodies import MAX_TOOLS, Body, ChatMessage, ToolBody, chat_prompt
-from router.front.door import INLINE_CHARACTERS, FrontDoor
+from router.front.door import FrontDoor, beside
 from router.front.http_body import WhileConnected, read_json
 from router.front.http_inference import Reply, public_id_of, telling
 from router.front.json_body import json_object
@@ -26,7 +25,6 @@ from router.front.messages import ChatPrompt
 from router.front.openai_shapes import Json
 
 MOST_IDS = 1 << 18
-T = TypeVar("T")
 _NO_LIMIT = 1 << 40  # of tokens: the size of bodies is limited
 
 
@@ -99,11 +97,6 @@ async def detokenize(front: FrontDoor, raw: bytes) -> Json:
     body = DetokenizeBody.parse(raw)
     bounds.check_model(front.model_name if body.model is None else body.model, front.model_name)
     return {"prompt": await beside(len(body.tokens), partial(front.text.text_of, body.tokens, special=True))}
-
-
-async def beside(size: int, work: Callable[[], T]) -> T:
-    """Do it, in a thread where there is much of it: streams wait for the event loop."""
-    return work() if size <= INLINE_CHARACTERS else await asyncio.to_thread(work)
 
 
 def _prompt(body: TokenizeBody) -> TextPrompt | ChatPrompt:
